@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,7 +169,7 @@ class Plan(_Strict):
         """The blocks of each stage, in order."""
         names = [b.name for b in self.blocks]
         cuts = [names.index(s) for s in self.stages] + [len(names)]
-        return [self.blocks[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        return [self.blocks[a:b] for a, b in pairwise(cuts)]
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as JSON, under a temporary name first.

@@ -3,7 +3,8 @@
 The gradient of a tensor is placed as the tensor is: sharded alike, replicated for a replicated tensor and for a
 partial sum. An operator that reads a replicated operand beside sharded ones hands back a partial gradient; the
 conversion that fed it sums that up (the f and g operators of Megatron-LM, Shoeybi et al. 2019, arXiv 1909.08053,
-section 3; with a sequence-sharded tensor, the all-gather and reduce-scatter of Korthikanti et al. 2022, arXiv 2205.05198).
+section 3; with a sequence-sharded tensor, the all-gather and reduce-scatter of Korthikanti et al. 2022, arXiv
+2205.05198).
 """
 
 from __future__ import annotations

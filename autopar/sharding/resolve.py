@@ -208,7 +208,8 @@ def _strategies_of(
         if match is None:
             options = "; ".join(dict.fromkeys(str(s) for s in legal))
             raise PlanError(
-                f"operator {label!r} of block {block.name!r} ({node.op}) cannot run as {texts[axis]!r} on {axis}={size}",
+                f"operator {label!r} of block {block.name!r} ({node.op}) cannot run as {texts[axis]!r} on "
+                f"{axis}={size}",
                 f"Possible: {options}",
             )
         found[axis] = match
@@ -327,15 +328,16 @@ def resolve_plan(graph: OpGraph, plan: Plan) -> dict[str, ResolvedBlock]:
             expected = crossing.get(name)
             if expected is not None and expected != placed:
                 raise PlanError(
-                    f"block {block.name!r} expects {name} as {_show(placed)}, the block that makes it gives {_show(expected)}",
+                    f"block {block.name!r} expects {name} as {_show(placed)}, the block that makes it gives "
+                    f"{_show(expected)}",
                     "Give both the same placement",
                 )
-        for name, placed in zip(block.outputs, this.output_placements, strict=True):
-            crossing[name] = placed
+        crossing.update(zip(block.outputs, this.output_placements, strict=True))
         for name, placed in this.parameter_placements.items():
             if crossing.setdefault(name, placed) != placed:
                 raise PlanError(
-                    f"the shared parameter {graph.nodes[name].op!r} is placed {_show(crossing[name])} and {_show(placed)}",
+                    f"the shared parameter {graph.nodes[name].op!r} is placed {_show(crossing[name])} and "
+                    f"{_show(placed)}",
                     "Give it one placement",
                 )
         resolved[block.name] = this

@@ -90,11 +90,13 @@ def has_rule(op: str) -> bool:
 
 # --- pointwise ---------------------------------------------------------------------------------------------------
 
-_POINTWISE = """abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min clone contiguous cos
-detach div dropout elu eq erf exp fill floor ge gelu gt hardswish hardtanh isnan le leaky_relu lift_fresh_copy log log1p
-logical_and logical_not logical_or logical_xor logit lt masked_fill maximum minimum mish mul ne neg pow reciprocal relu
-remainder round rsqrt rsub sigmoid sign silu sin softplus sqrt square sub tanh threshold to _to_copy where xlogy
-zeros_like ones_like alias relu6 log_sigmoid native_dropout type_as float bfloat16""".split()
+_POINTWISE = """
+abs add addcdiv addcmul alias bfloat16 bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min clone
+contiguous cos detach div dropout elu eq erf exp fill float floor ge gelu gt hardswish hardtanh isnan le leaky_relu
+lift_fresh_copy log log1p log_sigmoid logical_and logical_not logical_or logical_xor logit lt masked_fill maximum
+minimum mish mul native_dropout ne neg ones_like pow reciprocal relu relu6 remainder round rsqrt rsub sigmoid sign silu
+sin softplus sqrt square sub tanh threshold to type_as where xlogy zeros_like _to_copy
+""".split()
 _LINEAR = {"neg", "clone", "contiguous", "alias", "to", "_to_copy"}
 
 
@@ -213,7 +215,7 @@ def _norm(call: Call) -> Factors:
     return Factors((dims, *rest), dims, _sizes(dims, x))
 
 
-@_rule("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "sort", "topk", "argsort", "argmax_keep")
+@_rule("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "sort", "topk", "argsort")
 def _along_one(call: Call) -> Factors:
     position = {"topk": 2, "sort": 1, "argsort": 1}.get(base_name(call.node.op), 1)
     dim = call.arg(position, "dim", -1)

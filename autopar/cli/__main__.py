@@ -1,0 +1,5 @@
+"""``python -m autopar.cli``."""
+
+from autopar.cli.main import main
+
+main()

@@ -114,7 +114,7 @@ def _pointwise(call: Call) -> Factors:
     return Factors(inputs, out, _sizes(out, call.out), linear=linear and same)
 
 
-def _names(rank: int) -> Dims:
+def _names(rank: int) -> tuple[str, ...]:
     return tuple(f"d{i}" for i in range(rank))
 
 

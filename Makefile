@@ -1,0 +1,36 @@
+# Everything runs in a virtual environment of its own, made on first use from pinned versions.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.base  ## the main job: capture, measure, search, train on this machine
+	$(BIN)/autopar demo
+
+test: $(VENV)/.dev  ## the test suite, under ten minutes on two cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev  ## long sweeps and the scripts that print the numbers of the README
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 3600
+	for script in tests/benchmarks/bench_*.py; do echo "== $$script"; OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing pinned dependencies into $(VENV) (a minute or two, once) ..."
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@echo "Installing test and lint tools into $(VENV) ..."
+	$(PIP) -e '.[dev,hf]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

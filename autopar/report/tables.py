@@ -1,0 +1,91 @@
+"""Tables for the terminal: ranked plans against the baselines a person would otherwise choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from autopar.plan import Plan
+from autopar.units import format_seconds
+
+Baseline = tuple[str, Plan | None, str]
+
+
+def step_time_s(plan: Plan) -> float:
+    """Predicted step time of a plan, in seconds."""
+    return float(plan.estimate["step_time_s"])
+
+
+def tokens_per_s(plan: Plan) -> float:
+    """Predicted tokens (samples, for models without a sequence) per second over all devices."""
+    return float(plan.estimate["tokens_per_s_per_device"]) * plan.cluster.devices
+
+
+def recompute_of(plan: Plan) -> str:
+    """The plan's recomputation in a word: none, selective, full or mixed."""
+    kinds = {block.recompute for block in plan.blocks}
+    return kinds.pop() if len(kinds) == 1 else "mixed"
+
+
+def plan_table(plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title: str = "") -> Table:
+    """Ranked plans, then the baselines; step time relative to the first plan.
+
+    Args:
+        plans: best first, each with its estimate.
+        baselines: (name, plan or None where it cannot be done, why not).
+    """
+    table = Table(title=title or None, title_justify="left")
+    for name in ("", "mesh", "micro-batch", "schedule", "recompute", "ZeRO"):
+        table.add_column(name)
+    for name in ("step time", "tokens/s", "peak memory", "time vs best"):
+        table.add_column(name, justify="right")
+    best = step_time_s(plans[0]) if plans else 0.0
+    for rank, plan in enumerate(plans, 1):
+        table.add_row(*_cells(f"#{rank}", plan, best), style="bold" if rank == 1 else None)
+    if baselines:
+        table.add_section()
+    for name, plan_or_none, reason in baselines:
+        if plan_or_none is None:
+            table.add_row(name, reason or "not possible", style="dim")
+        else:
+            table.add_row(*_cells(name, plan_or_none, best), style="dim")
+    return table
+
+
+def _cells(label: str, plan: Plan, best: float) -> tuple[str, ...]:
+    time = step_time_s(plan)
+    schedule = plan.schedule if plan.mesh.pp > 1 else "-"
+    if plan.virtual_stages > 1:
+        schedule += f" x{plan.virtual_stages}"
+    return (
+        label,
+        plan.mesh.describe(),
+        f"{plan.micro_batch} x {plan.micro_batches}",
+        schedule,
+        recompute_of(plan),
+        str(plan.zero_stage),
+        format_seconds(time),
+        f"{tokens_per_s(plan):,.0f}",
+        f"{plan.estimate['peak_reserved_gib']:.2f} GiB",
+        f"{time / best:.2f}x" if best else "",
+    )
+
+
+def why_it_wins(plans: Sequence[Plan], baselines: Sequence[Baseline]) -> str:
+    """One sentence: what the first plan saves against the best baseline, by component of the step time."""
+    rivals = [(name, plan) for name, plan, _ in baselines if plan is not None and plan.mesh != plans[0].mesh]
+    if not rivals:
+        return f"The best plan is {plans[0].mesh.describe()}; no baseline with another mesh can run here."
+    name, rival = min(rivals, key=lambda pair: step_time_s(pair[1]))
+    mine, theirs = plans[0].estimate.get("breakdown", {}), rival.estimate.get("breakdown", {})
+    keys = [k for k in mine if k in theirs and isinstance(mine[k], int | float)]
+    saved = {k: theirs[k] - mine[k] for k in keys}
+    gain = step_time_s(rival) / step_time_s(plans[0]) - 1
+    if not saved or gain <= 0:
+        return f"{plans[0].mesh.describe()} and {name} are predicted equally fast."
+    component = max(saved, key=lambda k: saved[k])
+    return (
+        f"{plans[0].mesh.describe()} is predicted {100 * gain:.0f}% faster than {name} ({rival.mesh.describe()}), "
+        f"mostly by {format_seconds(max(saved[component], 0.0))} less {component.replace('_s', '').replace('_', ' ')} a step."
+    )

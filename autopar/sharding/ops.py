@@ -66,16 +66,16 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, target: torch.Tensor, ignore_index: int, group: dist.ProcessGroup
     ) -> torch.Tensor:
-        own = logits.float()
-        top = own.amax(-1)
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        top = exact.amax(-1)
         dist.all_reduce(top, dist.ReduceOp.MAX, group)
-        own = (own - top[:, None]).exp_()
+        own = (exact - top[:, None]).exp_()
         total = own.sum(-1)
         dist.all_reduce(total, group=group)
         local = target - dist.get_rank(group) * logits.shape[-1]
         outside = (local < 0) | (local >= logits.shape[-1])
         local = local.masked_fill(outside, 0)
-        picked = logits.float().gather(-1, local[:, None])[:, 0] - top
+        picked = exact.gather(-1, local[:, None])[:, 0] - top
         picked = picked.masked_fill(outside, 0.0)
         dist.all_reduce(picked, group=group)
         valid = target != ignore_index

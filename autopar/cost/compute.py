@@ -87,7 +87,7 @@ class ComputeModel:
         arithmetic = self.device.matmul.time(shape, self.device.peak(precision), self.device.compute_units)
         elements = shape.batch * (shape.m * shape.k + shape.k * shape.n)
         traffic = elements * item + shape.batch * shape.m * shape.n * out_bytes
-        return max(arithmetic, traffic / self.device.bandwidth("copy")) + self.device.launch_overhead_s
+        return max(arithmetic, traffic / self.device.bandwidth("product")) + self.device.launch_overhead_s
 
     def attention_time(self, shape: AttentionShape, nbytes: float, precision: str, direction: str) -> float:
         """Seconds of one fused attention, forward or backward; its products stay in bf16 where others are fp8."""

@@ -189,8 +189,6 @@ def _products(
     m, n, k = forward.m, forward.n, forward.k
     to_input = MatmulShape(m, k, n, forward.batch, "NN", forward.grouped)
     to_weight = MatmulShape(n, k, m, forward.batch, "NT", forward.grouped)
-    if forward.grouped:  # m stays the rows of one group
-        to_weight = MatmulShape(n, k, m, forward.batch, "NT", True)
     wanted = round(flops / forward.flops) if flops and forward.flops else 2
     products = (to_input, to_weight) if wanted >= 2 else (to_weight,)
     return Work(direction, products=products, traffic=(("reduction", bias),) if bias else ())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from autopar.errors import ProfileError
 from autopar.hardware.device import Device
 from autopar.hardware.locations import find
 from autopar.hardware.profiles import MeasuredCollective, Overheads, Profile
-from autopar.hardware.schema import ClusterFile, read_cluster
+from autopar.hardware.schema import ClusterFile, check_cluster, read_cluster
 from autopar.units import GBPS, GIB
 
 
@@ -116,6 +117,42 @@ class Cluster:
         path = find("clusters", str(name_or_path))
         return from_file(read_cluster(path), path)
 
+    @staticmethod
+    def build(
+        device: str,
+        nodes: int,
+        devices_per_node: int,
+        intra_node: str,
+        inter_node: str = "infiniband",
+        inter_node_gbps: float | None = None,
+        memory_reserve_gib: float = 0.0,
+    ) -> Cluster:
+        """A regular cluster without a file.
+
+        Args:
+            device: name of a device.
+            intra_node, inter_node: kinds of link, as in ``profiles/links.toml``.
+            inter_node_gbps: gigabit/s per device and direction between nodes; unset, that of the kind.
+
+        Raises:
+            ProfileError: the device or a kind of link is unknown, or a size is not positive.
+        """
+        links: list[dict[str, Any]] = []
+        if devices_per_node > 1:
+            links.append({"scope": "node", "type": intra_node})
+        if nodes > 1:
+            rate = {} if inter_node_gbps is None else {"bandwidth_gbps": inter_node_gbps}
+            links.append({"scope": "cluster", "type": inter_node, **rate})
+        data = {
+            "name": f"{nodes * devices_per_node}x-{device}",
+            "device": device,
+            "nodes": nodes,
+            "devices_per_node": devices_per_node,
+            "memory_reserve_gib": memory_reserve_gib,
+            "link": links,
+        }
+        return from_file(check_cluster(data, "cluster"), Path("."))
+
     def with_profile(self, profile: Profile | str | Path) -> Cluster:
         """The same cluster with everything that was measured on it.
 
@@ -201,7 +238,7 @@ def _links(spec: ClusterFile, groups: tuple[NodeGroup, ...], path: Path) -> tupl
                 bandwidth=level.bandwidth_gbps * GBPS,
                 latency_s=level.latency_us * 1e-6,
                 oversubscription=level.oversubscription,
-                efficiency=dict(level.efficiency),
+                efficiency={str(kind): value for kind, value in level.efficiency.items()},
                 overhead_s=level.overhead_us * 1e-6,
                 in_switch=level.in_switch,
                 shared=level.shared,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autopar.errors import ProfileError
-from autopar.hardware.efficiency import AttentionSurface, MatmulSurface
+from autopar.hardware.efficiency import AttentionSurface, MatmulSurface, power_limited_fraction
 from autopar.hardware.locations import find
 from autopar.hardware.matmul_table import MatmulTable
 from autopar.hardware.profiles import MeasuredOperators, Profile
@@ -53,7 +53,6 @@ class Device:
     memory_efficiency: dict[str, float]
     sources: tuple[str, ...] = ()
     description: str = ""
-    power_limit_w: float | None = None
     products: MatmulTable | None = None
     measured: MeasuredOperators = field(default_factory=MeasuredOperators)
 
@@ -123,7 +122,7 @@ def from_file(spec: DeviceFile, path: Path) -> Device:
         kind=spec.kind,
         memory_bytes=int(spec.memory_gib * GIB),
         memory_bandwidth=spec.memory_bandwidth_gb_s * 1e9,
-        peak_flops={p: v * 1e12 * spec.sustained_clock_fraction for p, v in spec.peak_tflops.items()},
+        peak_flops={p: v * 1e12 for p, v in spec.peak_tflops.items()},
         compute_units=spec.compute_units,
         launch_overhead_s=spec.launch_overhead_us * 1e-6,
         host_overhead_s=spec.host_overhead_us * 1e-6,
@@ -135,9 +134,9 @@ def from_file(spec: DeviceFile, path: Path) -> Device:
             tile_intensity=matmul.tile_intensity,
             wave_smoothing=matmul.wave_smoothing,
             tiles=tuple(matmul.tiles),
-            layout_time=dict(matmul.layout_time),
+            layout_time={str(layout): value for layout, value in matmul.layout_time.items()},
             fixed_s=matmul.fixed_us * 1e-6,
-            grouped_fraction=matmul.grouped_fraction,
+            rate_cap=_rate_cap(spec),
             grouped_fixed_s=matmul.grouped_fixed_us * 1e-6,
         ),
         attention=AttentionSurface(
@@ -150,6 +149,14 @@ def from_file(spec: DeviceFile, path: Path) -> Device:
         memory_efficiency=dict(spec.memory_efficiency),
         sources=tuple(spec.sources),
         description=spec.description,
-        power_limit_w=spec.power_limit_w,
         products=table,
     )
+
+
+def _rate_cap(spec: DeviceFile) -> float:
+    """As given, else from the power limit."""
+    if spec.matmul.rate_cap is not None:
+        return spec.matmul.rate_cap
+    if spec.power is None:
+        return 1.0
+    return power_limited_fraction(spec.power.limit_w, spec.power.static_w, spec.power.demand_w)

@@ -16,7 +16,7 @@ class MatmulShape:
     Attributes:
         layout: which operand is stored transposed: ``TN`` (forward of a linear layer, ``x W^T``), ``NN`` (gradient of
             its input), ``NT`` (gradient of its weight).
-        groups: above one for a grouped product (experts): ``batch`` equals it, in one kernel.
+        grouped: a grouped product (experts): ``batch`` unlike products of about this shape, issued together.
     """
 
     m: int
@@ -39,7 +39,8 @@ class MatmulSurface:
     wave costs as much as a full one (tile and wave quantisation; NVIDIA, "Matrix Multiplication Background User's
     Guide", sections 3 and 4). A tile takes ``2 mt nt (k + k_overhead) / rate``: the pipeline fills and the result is
     written while no product is made. Small tiles reuse operands less: ``1 + tile_intensity (1/mt + 1/nt)``.
-    The library is taken to choose the best tile.
+    The library is taken to choose the best tile. On top lies the rate at which the device can keep up tensor-core work
+    within its power limit, ``rate_cap``; a product that is held up by its tiles does not notice it.
 
     Attributes:
         peak_fraction: of the peak rate, at large m, n and k.
@@ -49,8 +50,8 @@ class MatmulSurface:
         tiles: (mt, nt) pairs that the library has.
         layout_time: factor on the time by layout (1 where unnamed).
         fixed_s: time of the kernel beside its tiles.
-        grouped_fraction: rate of grouped products relative to plain ones.
-        grouped_fixed_s: time per group beside its tiles.
+        rate_cap: greatest sustained fraction of the peak rate; see :func:`power_limited_fraction`.
+        grouped_fixed_s: time per group of a grouped product beside its tiles.
     """
 
     peak_fraction: float
@@ -60,7 +61,7 @@ class MatmulSurface:
     tiles: tuple[tuple[int, int], ...] = ((1, 1),)
     layout_time: dict[str, float] = field(default_factory=dict)
     fixed_s: float = 0.0
-    grouped_fraction: float = 1.0
+    rate_cap: float = 1.0
     grouped_fixed_s: float = 0.0
 
     def time(self, shape: MatmulShape, peak_flops: float, units: int) -> float:
@@ -68,8 +69,6 @@ class MatmulSurface:
         if shape.flops == 0:
             return self.fixed_s
         rate = peak_flops * self.peak_fraction / units
-        if shape.grouped:
-            rate *= self.grouped_fraction
         best = math.inf
         for mt, nt in self.tiles:
             tiles = shape.batch * math.ceil(shape.m / mt) * math.ceil(shape.n / nt)
@@ -78,8 +77,24 @@ class MatmulSurface:
             effective = self.wave_smoothing * max(waves, 1 / units) + (1 - self.wave_smoothing) * quantised
             tile_s = 2.0 * mt * nt * (shape.k + self.k_overhead) / rate
             best = min(best, effective * tile_s * (1 + self.tile_intensity * (1 / mt + 1 / nt)))
-        best *= self.layout_time.get(shape.layout, 1.0)
+        best = max(best, shape.flops / (peak_flops * self.rate_cap)) * self.layout_time.get(shape.layout, 1.0)
         return best + self.fixed_s + (self.grouped_fixed_s * shape.batch if shape.grouped else 0.0)
+
+
+def power_limited_fraction(limit_w: float, static_w: float, demand_w: float) -> float:
+    """Fraction of the peak rate that a power limit lets a device sustain.
+
+    Dynamic power is ``activity x frequency x voltage**2``; near the top of its range a device lowers frequency and, by
+    less, voltage, so that power falls with about the square of the rate.
+
+    Args:
+        limit_w: the board's power limit.
+        static_w: drawn whatever the rate (leakage, memory, fans).
+        demand_w: what full-rate tensor-core work would draw without a limit.
+    """
+    if demand_w <= limit_w:
+        return 1.0
+    return math.sqrt((limit_w - static_w) / (demand_w - static_w))
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,9 @@ def _add(row: dict[str, str], products: list[ProductRow], attention: list[Attent
         if stage == "fwd":
             dims, layout = (m, n, k), "TN"
         elif stage == "bwd_grad_act":
-            dims, layout = (m, n, k), "NN"
+            dims, layout = (m, k, n), "NN"
         else:
-            dims, layout = (m, n, k), "NT"
+            dims, layout = (n, k, m), "NT"
         product = MatmulShape(*dims, batch=int(shape["ng"]), layout=layout, grouped=True)
         accumulate = shape["accumulate"] == "True"
         out_bytes = 4 if accumulate and shape["main_grad_dtype"] == "fp32" else 2

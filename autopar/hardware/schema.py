@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autopar.errors import ProfileError
+from autopar.hardware.fabrics import completed
 
 DEVICE_SCHEMA = 1
 CLUSTER_SCHEMA = 1
@@ -35,8 +36,22 @@ class MatmulSpec(_Strict):
     tiles: list[tuple[int, int]] = Field([(1, 1)], min_length=1)
     layout_time: dict[Literal["TN", "NN", "NT"], float] = {}
     fixed_us: float = Field(0.0, ge=0)
-    grouped_fraction: float = Field(1.0, gt=0, le=1.2)
+    rate_cap: float | None = Field(None, gt=0, le=1)
     grouped_fixed_us: float = Field(0.0, ge=0)
+
+
+class PowerSpec(_Strict):
+    """Parameters of :func:`autopar.hardware.efficiency.power_limited_fraction`."""
+
+    limit_w: float = Positive
+    static_w: float = NotNegative
+    demand_w: float = Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PowerSpec:
+        if self.static_w >= self.limit_w:
+            raise ValueError(f"static_w: {self.static_w} is not below limit_w: {self.limit_w}")
+        return self
 
 
 class AttentionSpec(_Strict):
@@ -54,7 +69,8 @@ class DeviceFile(_Strict):
 
     Rates are in the units of data sheets; ``memory_efficiency`` gives the fraction of ``memory_bandwidth_gb_s`` that
     a class of memory-bound operators reaches (``pointwise``, ``reduction``, ``gather``, ``cross_entropy``, ``copy``,
-    ``optimizer``).
+    ``optimizer``, ``product`` for the operands of matrix products). ``operator_table`` is a CSV of measured products
+    beside the file. ``inherits`` says in words whose efficiency was taken where none was measured.
     """
 
     schema_version: Literal[1]
@@ -67,8 +83,7 @@ class DeviceFile(_Strict):
     memory_bandwidth_gb_s: float = Positive
     peak_tflops: dict[Precision, float] = Field(min_length=1)
     compute_units: int = Field(ge=1)
-    power_limit_w: float | None = Field(None, gt=0)
-    sustained_clock_fraction: float = Field(1.0, gt=0, le=1)
+    power: PowerSpec | None = None
     launch_overhead_us: float = NotNegative
     host_overhead_us: float = Field(0.0, ge=0)
     context_gib: float = Field(0.0, ge=0)
@@ -91,6 +106,8 @@ class DeviceFile(_Strict):
 
 class LinkFile(_Strict):
     """One level of the network: what connects the domains of the level below.
+
+    In a file, ``type`` names a kind of link whose fields are taken where unset (see autopar.hardware.fabrics).
 
     ``devices`` counts the devices in one domain of this level; unset, it is one node for ``scope = "node"`` and the
     whole cluster otherwise. ``efficiency`` is the fraction of the bandwidth that a collective reaches, and
@@ -177,7 +194,22 @@ def read_cluster(path: Path) -> ClusterFile:
         data = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProfileError(f"cluster file {str(path)!r} cannot be read as TOML: {error}") from None
-    return _checked(ClusterFile, data, f"cluster file {str(path)!r}")
+    return check_cluster(data, f"cluster file {str(path)!r}", path.parent)
+
+
+def check_cluster(data: dict[str, Any], where: str, beside: Path | None = None) -> ClusterFile:
+    """Checks a cluster's tables; fields of a named link type are filled in first.
+
+    Raises:
+        ProfileError: a field is wrong; ``where`` and the field are named.
+    """
+    links = data.get("link")
+    if isinstance(links, list) and all(isinstance(link, dict) for link in links):
+        try:
+            data = {**data, "link": [completed(link, beside) for link in links]}
+        except ProfileError as error:
+            raise ProfileError(f"{where}: {error.what}", error.remedy) from None
+    return _checked(ClusterFile, data, where)
 
 
 def _checked(model: type[T], data: Any, where: str) -> T:

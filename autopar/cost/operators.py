@@ -52,6 +52,12 @@ class Work:
     traffic: tuple[tuple[str, float], ...] = ()
 
     @property
+    def flops(self) -> float:
+        """Of products and attention, forward."""
+        attention = self.attention.forward_flops if self.attention else 0.0
+        return sum(product.flops for product in self.products) + attention
+
+    @property
     def is_free(self) -> bool:
         return not self.products and self.attention is None and not self.traffic
 

@@ -1,0 +1,222 @@
+"""Capture: torch.export on the meta device, then one OpNode per operator with its facts. Allocates no weights."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from autopar.errors import AutoparError, CaptureError
+from autopar.model.blocks import find_blocks
+from autopar.model.graph import NodeKind, OpGraph, OpNode, TensorMeta
+from autopar.model.operator_facts import OperatorFacts, facts_of
+from autopar.model.spec import TrainingJob
+
+PREFIX = "model."  # the user's model inside the LossModule
+
+
+def capture(job: TrainingJob, batch_size: int) -> OpGraph:
+    """Captures model and loss as an operator graph.
+
+    Args:
+        job: the model.
+        batch_size: samples of the micro-batch that the shapes are for.
+
+    Raises:
+        CaptureError: the model cannot be exported (data-dependent control flow, an operator without a fake rule);
+            names the operator, module path and source line where torch tells them.
+        ModelError: model.py itself fails.
+    """
+    with torch.device("meta"):
+        module = job.loss_module()
+        batch = job.flatten_batch(job.example_batch(batch_size))
+    inputs = {k: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") for k, v in batch.items()}
+    exported = _export(job, module.to("meta"), inputs)
+    return _Builder(module, exported, batch_size).build()
+
+
+def _export(job: TrainingJob, module: nn.Module, inputs: dict[str, torch.Tensor]) -> ExportedProgram:
+    try:
+        return torch.export.export(module, (), kwargs=inputs, strict=False)
+    except AutoparError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
+        raise CaptureError(
+            f"{job.source} cannot be captured: {type(error).__name__}: {reason}{_user_line(error, job.source)}",
+            "Avoid control flow and shapes that depend on tensor values; give custom operators a fake rule",
+        ) from error
+
+
+def _user_line(error: BaseException, source: str) -> str:
+    """The last line of the user's file on the way to an error."""
+    import traceback
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
+    return f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
+class _Builder:
+    """Turns an exported program into an OpGraph."""
+
+    def __init__(self, module: nn.Module, exported: ExportedProgram, batch_size: int) -> None:
+        self.module, self.exported, self.batch_size = module, exported, batch_size
+        self.graph, self.nodes = fx.Graph(), {}  # type: tuple[fx.Graph, dict[str, OpNode]]
+        self.new: dict[fx.Node, fx.Node] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.storage: dict[int, str] = {}
+        self.known: dict[Any, OperatorFacts] = {}
+        self.canonical, self.tied = _ties(module)
+
+    def build(self) -> OpGraph:
+        specs = {s.arg.name: s for s in self.exported.graph_signature.input_specs}
+        for node in self.exported.graph.nodes:
+            if node.op == "placeholder":
+                self._source(node, specs[node.name])
+            elif node.op == "call_function":
+                self._operator(node)
+            elif node.op == "output":
+                loss = self._loss(node)
+        self.graph.output(self.graph_node(loss))
+        nodes = {n.name: self.nodes[n.name] for n in self.graph.nodes if n.op != "output"}
+        blocks = find_blocks(nodes, self.graph, loss)
+        return OpGraph(
+            fx_graph=self.graph,
+            nodes=nodes,
+            blocks=blocks,
+            batch_size=self.batch_size,
+            tokens_per_sample=_tokens(nodes, self.batch_size),
+            loss=loss,
+            fingerprint=_fingerprint(nodes),
+            tied=self.tied,
+            constants=self.constants,
+        )
+
+    def graph_node(self, name: str) -> fx.Node:
+        return next(n for n in self.graph.nodes if n.name == name)
+
+    def _source(self, node: fx.Node, spec: Any) -> None:
+        """A batch input, parameter, buffer or constant."""
+        value = node.meta.get("val")
+        kinds: dict[InputKind, NodeKind] = {
+            InputKind.USER_INPUT: "input",
+            InputKind.PARAMETER: "parameter",
+            InputKind.BUFFER: "buffer",
+            InputKind.CONSTANT_TENSOR: "constant",
+        }
+        kind = kinds.get(spec.kind)
+        if kind is None or not isinstance(value, torch.Tensor):
+            return
+        name, target, trainable = node.name, node.name, False
+        if kind in ("parameter", "buffer"):
+            target = self.canonical.get(spec.target, spec.target).removeprefix(PREFIX)
+            name = target.replace(".", "_")
+            trainable = kind == "parameter" and self.module.get_parameter(spec.target).requires_grad
+        elif kind == "constant":
+            target = name = f"_constant_{len(self.constants)}"
+            self.constants[target] = self.exported.constants[spec.target]
+        if name in self.nodes:  # a tied parameter under its second name
+            self.new[node] = self.graph_node(name)
+            return
+        new = self.graph.placeholder(target) if kind == "input" else self.graph.get_attr(target)
+        new.name = name
+        self.new[node] = new
+        meta = TensorMeta(tuple(value.shape), value.dtype)
+        self.nodes[name] = OpNode(name, kind, target, (), (meta,), requires_grad=trainable)
+        self.storage[value.untyped_storage()._cdata] = name
+
+    def _operator(self, node: fx.Node) -> None:
+        new = self.graph.node_copy(node, lambda n: self.new[n])
+        self.new[node] = new
+        value = node.meta["val"]
+        values = [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, torch.Tensor)]
+        operands: list[str] = []
+        fx.map_arg((new.args, new.kwargs), lambda n: operands.append(n.name))
+        facts = facts_of(node, [self.nodes[name].requires_grad for name in operands], self.known)
+        root = None
+        if values and facts.is_view:
+            root = self.storage.get(values[0].untyped_storage()._cdata) or operands[0]
+        else:
+            for v in values:
+                self.storage[v.untyped_storage()._cdata] = new.name
+        metas = tuple(TensorMeta(tuple(v.shape), v.dtype) for v in values)
+        self.nodes[new.name] = OpNode(
+            name=new.name,
+            kind="op",
+            op="getitem" if "getitem" in str(node.target) else str(node.target),
+            inputs=tuple(operands),
+            outputs=metas,
+            module=_module_path(node),
+            source=_source_line(node),
+            requires_grad=facts.requires_grad,
+            alias_of=root,
+            forward_flops=facts.forward_flops,
+            backward_flops=facts.backward_flops,
+            saved=facts.saved_tensors(new.name, metas, operands, self.nodes),
+        )
+
+    def _loss(self, output: fx.Node) -> str:
+        specs = self.exported.graph_signature.output_specs
+        mutated = [s.target for s in specs if s.kind.name == "BUFFER_MUTATION"]
+        if mutated:
+            raise CaptureError(
+                f"the forward pass changes the buffer {mutated[0]!r}",
+                "Keep the model free of state that forward changes",
+            )
+        (loss,) = output.args[0]  # type: ignore[misc, union-attr]
+        return self.new[loss].name  # type: ignore[index]
+
+
+def _ties(module: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Every parameter name to the first name of the same tensor; first names to the others."""
+    first: dict[int, str] = {}
+    canonical: dict[str, str] = {}
+    tied: dict[str, tuple[str, ...]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        canonical[name] = first.setdefault(id(parameter), name)
+        if canonical[name] != name:
+            key = canonical[name].removeprefix(PREFIX)
+            tied[key] = (*tied.get(key, ()), name.removeprefix(PREFIX))
+    return canonical, tied
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path = list(stack.values())[-1][0] if stack else ""
+    return str(path).removeprefix("model").removeprefix(".")
+
+
+def _source_line(node: fx.Node) -> str:
+    """The innermost line outside torch."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    frames = [line for line in lines if line.startswith("File ") and "/torch/" not in line]
+    if not frames:
+        return ""
+    file, line = frames[-1].split('"')[1], frames[-1].split("line ")[1].split(",")[0]
+    return f"{file}:{line}"
+
+
+def _tokens(nodes: dict[str, OpNode], batch_size: int) -> int:
+    """Labels per sample where the loss is a cross entropy over positions, else the longest integer input, else 1."""
+    counts = [
+        n.meta.numel // batch_size
+        for n in nodes.values()
+        if n.kind == "input" and not n.meta.dtype.is_floating_point and n.meta.shape and n.meta.shape[0] == batch_size
+    ]
+    return max(counts, default=1)
+
+
+def _fingerprint(nodes: dict[str, OpNode]) -> str:
+    """Hash of operators in order and of parameter names, shapes and dtypes; the same for every batch size."""
+    digest = hashlib.sha256()
+    for node in nodes.values():
+        if node.kind in ("parameter", "buffer"):
+            digest.update(f"{node.op} {node.meta.shape} {node.meta.dtype}\n".encode())
+        else:
+            digest.update(f"{node.op} {len(node.inputs)}\n".encode())
+    return digest.hexdigest()[:16]

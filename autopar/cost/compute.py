@@ -75,13 +75,21 @@ class ComputeModel:
         return time + sum(self.memory_time(nbytes, kind) for kind, nbytes in work.traffic)
 
     def product_time(self, shape: MatmulShape, precision: str, out_bytes: int | None = None) -> float:
-        """Seconds of one matrix product.
+        """Seconds of one matrix product: as published for just this shape, else by the efficiency surface.
 
         Args:
             shape: local m, n, k.
             precision: of the operands.
             out_bytes: bytes written (and read, if accumulated into) per result element; unset, as the operands.
         """
+        item = ITEMSIZE[precision]
+        measured = self.device.products.exact(shape) if self.device.products and item == 2 else []
+        if measured:
+            return fmean(row.seconds for row in measured) + self.device.launch_overhead_s
+        return self.surface_time(shape, precision, out_bytes)
+
+    def surface_time(self, shape: MatmulShape, precision: str, out_bytes: int | None = None) -> float:
+        """As :meth:`product_time`, by the efficiency surface alone."""
         item = ITEMSIZE[precision]
         out_bytes = max(item, 2) if out_bytes is None else out_bytes
         arithmetic = self.device.matmul.time(shape, self.device.peak(precision), self.device.compute_units)
@@ -91,6 +99,9 @@ class ComputeModel:
 
     def attention_time(self, shape: AttentionShape, nbytes: float, precision: str, direction: str) -> float:
         """Seconds of one fused attention, forward or backward; its products stay in bf16 where others are fp8."""
+        measured = self.device.products.exact_attention(shape, direction) if self.device.products else []
+        if measured and ITEMSIZE[precision] <= 2:
+            return fmean(row.seconds for row in measured) + self.device.launch_overhead_s
         peak = self.device.peak("bf16" if precision == "fp8" else precision)
         arithmetic = self.device.attention.time(shape, peak, self.device.compute_units, direction)
         return max(arithmetic, nbytes / self.device.bandwidth("copy")) + self.device.launch_overhead_s

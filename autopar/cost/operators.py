@@ -31,6 +31,7 @@ GATHERS = frozenset(
 )
 CREATIONS = frozenset("zeros ones full arange empty zeros_like ones_like full_like scalar_tensor eye tril triu".split())
 LINEAR = frozenset("add sub neg cat stack add_ contiguous clone mul_scalar".split())  # backward needs no saved operand
+TRANSCENDENTAL = frozenset("gelu silu tanh exp sigmoid erf sin cos log pow softplus mish elu".split())
 SDPA = "scaled_dot_product"
 
 
@@ -144,7 +145,7 @@ def _forward_traffic(
         return (("gather", min(moved, _bytes(inputs[1:]) + 2 * _bytes(outputs))),)
     if name in CREATIONS:
         return (("pointwise", _bytes(outputs)),)
-    return (("pointwise", moved),)
+    return (("transcendental" if name in TRANSCENDENTAL else "pointwise", moved),)
 
 
 def _backward_traffic(
@@ -167,7 +168,7 @@ def _backward_traffic(
         return (("gather", 2 * grad + operands),)
     if name in LINEAR:
         return ()
-    return (("pointwise", grad + 2 * operands),)
+    return (("transcendental" if name in TRANSCENDENTAL else "pointwise", grad + 2 * operands),)
 
 
 def _attention(inputs: Sequence[TensorMeta], outputs: Sequence[TensorMeta], direction: str, attributes: str) -> Work:

@@ -42,14 +42,23 @@ class MatmulTable:
     products: tuple[ProductRow, ...] = ()
     attention: tuple[AttentionRow, ...] = ()
     _by_shape: dict[MatmulShape, list[ProductRow]] = field(default_factory=dict, compare=False, repr=False)
+    _attention: dict[tuple[AttentionShape, str], list[AttentionRow]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         for row in self.products:
             self._by_shape.setdefault(row.shape, []).append(row)
+        for attention in self.attention:
+            self._attention.setdefault((attention.shape, attention.direction), []).append(attention)
 
     def exact(self, shape: MatmulShape) -> list[ProductRow]:
         """Rows of just this shape and layout."""
         return self._by_shape.get(shape, [])
+
+    def exact_attention(self, shape: AttentionShape, direction: str) -> list[AttentionRow]:
+        """Rows of just this attention, whatever its number of key-value heads."""
+        return self._attention.get((shape, direction), [])
 
     @staticmethod
     def load(path: Path) -> MatmulTable:

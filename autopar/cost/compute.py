@@ -55,14 +55,16 @@ class ComputeModel:
         """
         key = (op, tuple(inputs), tuple(outputs), flops, direction, precision, "is_causal=True" in attributes)
         if key not in self._cache:
+            dispatch = self.device.dispatch_s[0 if direction == "forward" else 1]
             ins = [narrow(m, precision) for m in inputs]
             outs = [narrow(m, precision) for m in outputs]
             measured = _times(self.device.measured.exact(op, ins, outs), direction)
             if measured:
-                self._cache[key] = fmean(measured)
+                self._cache[key] = fmean(measured) + dispatch
             else:
                 roofline = self.work_time(work_of(op, ins, outs, flops, direction, attributes), precision)
-                self._cache[key] = roofline * self._neighbour_ratio(op, ins, outs, direction, precision)
+                ratio = self._neighbour_ratio(op, ins, outs, direction, precision)
+                self._cache[key] = roofline * ratio + dispatch
         return self._cache[key]
 
     def work_time(self, work: Work, precision: str) -> float:

@@ -36,6 +36,7 @@ class Device:
         memory_efficiency: fraction of ``memory_bandwidth`` by class of memory-bound operator.
         products: measured matrix products, attention and grouped products, if the device file names a table.
         measured: operators measured on the device itself, if a profile was attached.
+        dispatch_s: (forward, backward) seconds that every operator call takes beyond its own measured time.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Device:
     description: str = ""
     products: MatmulTable | None = None
     measured: MeasuredOperators = field(default_factory=MeasuredOperators)
+    dispatch_s: tuple[float, float] = (0.0, 0.0)
 
     @staticmethod
     def load(name_or_path: str | Path, beside: Path | None = None) -> Device:
@@ -95,7 +97,9 @@ class Device:
                 f"profile of device {profile.device!r} cannot serve the device {self.name!r}",
                 f"Measure {self.name!r} with 'autopar profile', or name the cluster that the profile was made for",
             )
-        changed = replace(self, measured=profile.operators)
+        overheads = profile.overheads
+        dispatch = (overheads.dispatch_forward_s or 0.0, overheads.dispatch_backward_s or 0.0)
+        changed = replace(self, measured=profile.operators, dispatch_s=dispatch)
         if profile.memory.context_bytes is not None:
             changed = replace(changed, context_bytes=profile.memory.context_bytes)
         return changed

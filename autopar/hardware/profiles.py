@@ -90,6 +90,23 @@ class MeasuredCollective:
 
 
 @dataclass(frozen=True)
+class MeasuredGraph:
+    """Median times of one micro-batch of a whole captured graph, run operator by operator.
+
+    Attributes:
+        operators: how many it calls.
+        operators_forward_s, operators_backward_s: the sum of their own measured times.
+    """
+
+    micro_batch: int
+    operators: int
+    forward_s: float
+    backward_s: float
+    operators_forward_s: float = 0.0
+    operators_backward_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class MeasuredMemory:
     """What a process takes beside its tensors."""
 
@@ -107,6 +124,8 @@ class Overheads:
         accumulate_s_per_byte: adding one micro-batch's gradient into the accumulated one, per byte.
         copy_bandwidth: bytes/s of a copy, read and write counted once each.
         communication_slowdown: by what factor compute slows down while a collective runs beside it.
+        dispatch_forward_s, dispatch_backward_s: what a whole graph takes beyond the sum of its operators, per operator
+            call: the interpreter, the autograd engine, gradients put in place.
         concurrency_slowdown: by what factor compute is slower when all processes of a node compute at once (the
             operator times of the profile include it).
     """
@@ -117,6 +136,8 @@ class Overheads:
     copy_bandwidth: float | None = None
     communication_slowdown: float | None = None
     concurrency_slowdown: float | None = None
+    dispatch_forward_s: float | None = None
+    dispatch_backward_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +172,7 @@ class Profile:
     collectives: tuple[MeasuredCollective, ...] = ()
     memory: MeasuredMemory = field(default_factory=MeasuredMemory)
     overheads: Overheads = field(default_factory=Overheads)
+    graphs: tuple[MeasuredGraph, ...] = ()
 
     @staticmethod
     def load(name_or_path: str | Path) -> Profile:
@@ -234,6 +256,17 @@ class _OverheadsFile(_Strict):
     copy_bandwidth: float | None = Field(None, gt=0)
     communication_slowdown: float | None = Field(None, gt=0)
     concurrency_slowdown: float | None = Field(None, gt=0)
+    dispatch_forward_s: float | None = Field(None, ge=0)
+    dispatch_backward_s: float | None = Field(None, ge=0)
+
+
+class _GraphFile(_Strict):
+    micro_batch: int = Field(ge=1)
+    operators: int = Field(ge=0)
+    forward_s: float = _Seconds
+    backward_s: float = _Seconds
+    operators_forward_s: float = _Seconds
+    operators_backward_s: float = _Seconds
 
 
 class _ProfileFile(_Strict):
@@ -247,6 +280,7 @@ class _ProfileFile(_Strict):
     collectives: list[_CollectiveFile] = []
     memory: _MemoryFile = _MemoryFile()
     overheads: _OverheadsFile = _OverheadsFile()
+    graphs: list[_GraphFile] = []
 
 
 def _metas(tensors: list[_Tensor]) -> tuple[TensorMeta, ...]:
@@ -278,6 +312,7 @@ def _inside(file: _ProfileFile) -> Profile:
         collectives=tuple(MeasuredCollective(**c.model_dump()) for c in file.collectives),
         memory=MeasuredMemory(**file.memory.model_dump()),
         overheads=Overheads(**file.overheads.model_dump()),
+        graphs=tuple(MeasuredGraph(**g.model_dump()) for g in file.graphs),
     )
 
 
@@ -297,5 +332,6 @@ def _outside(profile: Profile) -> _ProfileFile:
             "collectives": [vars(c) for c in profile.collectives],
             "memory": vars(profile.memory),
             "overheads": vars(profile.overheads),
+            "graphs": [vars(g) for g in profile.graphs],
         }
     )

@@ -69,8 +69,9 @@ class DeviceFile(_Strict):
 
     Rates are in the units of data sheets; ``memory_efficiency`` gives the fraction of ``memory_bandwidth_gb_s`` that
     a class of memory-bound operators reaches (``pointwise``, ``reduction``, ``gather``, ``cross_entropy``, ``copy``,
-    ``optimizer``, ``transcendental`` for gelu and the like, ``product`` for the operands of matrix products). ``operator_table`` is a CSV of measured products
-    beside the file. ``inherits`` says in words whose efficiency was taken where none was measured.
+    ``optimizer``, ``transcendental`` for gelu and the like, ``product`` for the operands of matrix products).
+    ``operator_table`` is a CSV of measured products, named relative to the file. ``inherits`` says in words whose
+    efficiency was taken where none was measured.
     """
 
     schema_version: Literal[1]

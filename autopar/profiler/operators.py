@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from statistics import median
@@ -15,6 +16,8 @@ from autopar.profiler.tasks import Fill, Operand, OperatorTask
 
 MIN_SAMPLES = 3
 MAX_SAMPLES = 200
+SPREAD_BYTES = 16 * 2**20  # operands are taken in turn from sets that together exceed the inner caches, as in a step
+MAX_SETS = 8
 BATCH_S = 2e-4  # calls shorter than this are timed several at a time
 
 
@@ -40,7 +43,7 @@ def make_operand(fill: Fill, device: torch.device) -> torch.Tensor:
 
 
 class Bound:
-    """A task with its operands made, ready to be called."""
+    """A task with one set of operands made, ready to be called."""
 
     def __init__(self, task: OperatorTask, device: torch.device) -> None:
         self.operands = [make_operand(fill, device) for fill in task.operands]
@@ -87,6 +90,8 @@ def measure(
         together: waits for the other processes, so that all measure the same operator at the same time.
     """
     bound = Bound(task, device)
+    others = max(0, min(MAX_SETS, round(SPREAD_BYTES / max(1, sum(m.nbytes for m in task.inputs)))) - 1)
+    bounds = itertools.cycle([bound, *(Bound(task, device) for _ in range(others))])
     start = clock(device)
     result = bound.forward()
     outputs = Bound.differentiable(result) if bound.wanted else []
@@ -101,16 +106,17 @@ def measure(
     backward: list[float] = []
     end = time.perf_counter() + window_s
     while len(forward) < MIN_SAMPLES or (time.perf_counter() < end and len(forward) < MAX_SAMPLES):
+        turn = list(itertools.islice(bounds, repeats))
         begun = clock(device)
-        kept = [bound.forward() for _ in range(repeats)]
+        kept = [one.forward() for one in turn]
         forward.append((clock(device) - begun) / repeats)
         if outputs:
-            results = [Bound.differentiable(one) for one in kept]
+            results = [(Bound.differentiable(made), one.wanted) for made, one in zip(kept, turn, strict=True)]
             begun = clock(device)
-            for one in results:
-                torch.autograd.grad(one, bound.wanted, gradients, allow_unused=True)
+            for made, wanted in results:
+                torch.autograd.grad(made, wanted, gradients, allow_unused=True)
             backward.append((clock(device) - begun) / repeats)
-            del results
+            del results, made, wanted
         del kept
     return MeasuredOperator(
         op=task.op,

@@ -6,17 +6,20 @@ import datetime
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from autopar.cost.compute import ComputeModel
+from autopar.cost.operators import attributes_of
 from autopar.errors import ProfileError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.profiles import (
     Fingerprint,
     MeasuredCollective,
+    MeasuredGraph,
     MeasuredMemory,
     MeasuredOperator,
     MeasuredOperators,
@@ -104,7 +107,47 @@ def profile_model(
     """
     per_node = cluster.devices_per_node
     sizes = axis_sizes if axis_sizes is not None else [n for n in range(2, per_node + 1) if per_node % n == 0]
-    return _measure(cluster, tasks_of(graphs, sizes, cluster.device), path, budget_s, model, progress)
+    tasks = tasks_of(graphs, sizes, cluster.device)
+    profile = _measure(cluster, tasks, path, budget_s, model, progress, sorted({g.batch_size for g in graphs}))
+    profile = with_dispatch(profile, graphs, cluster)
+    if path is not None:
+        profile.save(path)
+    return profile
+
+
+def with_dispatch(profile: Profile, graphs: Sequence[OpGraph], cluster: Cluster) -> Profile:
+    """The profile with what whole graphs took beyond the sum of their operators, per operator call.
+
+    The smallest micro-batch decides: there the operators themselves take least.
+    """
+    model = ComputeModel(replace(cluster.device.with_profile(profile), dispatch_s=(0.0, 0.0)))
+    sums = {graph.batch_size: _operator_sums(graph, model) for graph in graphs}
+    measured = tuple(
+        replace(g, operators_forward_s=sums[g.micro_batch][0], operators_backward_s=sums[g.micro_batch][1])
+        for g in profile.graphs
+        if g.micro_batch in sums
+    )
+    if not measured:
+        return profile
+    least = min(measured, key=lambda g: g.micro_batch)
+    forward = max(0.0, least.forward_s - least.operators_forward_s) / max(1, least.operators)
+    backward = max(0.0, least.backward_s - least.operators_backward_s) / max(1, least.operators)
+    overheads = replace(profile.overheads, dispatch_forward_s=forward, dispatch_backward_s=backward)
+    return replace(profile, overheads=overheads, graphs=measured)
+
+
+def _operator_sums(graph: OpGraph, model: ComputeModel) -> tuple[float, float]:
+    forward = backward = 0.0
+    for node in graph.of_kind("op"):
+        if not node.outputs:
+            continue
+        inputs = [graph.nodes[name].outputs[0] for name in node.inputs]
+        attributes = attributes_of(graph.fx_node(node.name))
+        call = (node.op, inputs, node.outputs)
+        forward += model.operator_time(*call, node.forward_flops, "forward", "fp32", attributes)
+        if node.requires_grad:
+            backward += model.operator_time(*call, node.backward_flops, "backward", "fp32", attributes)
+    return forward, backward
 
 
 def profile_collectives(
@@ -139,6 +182,7 @@ class _Record:
     collectives: list[MeasuredCollective] = field(default_factory=list)
     memory: MeasuredMemory = field(default_factory=MeasuredMemory)
     overheads: Overheads = field(default_factory=Overheads)
+    graphs: list[MeasuredGraph] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     unmeasured: int = 0
 
@@ -158,6 +202,7 @@ class _Record:
             collectives=tuple(self.collectives),
             memory=self.memory,
             overheads=self.overheads,
+            graphs=tuple(self.graphs),
         )
 
 
@@ -168,16 +213,24 @@ def _measure(
     budget_s: float,
     model: str | None,
     progress: Progress | None,
+    micro_batches: Sequence[int] = (),
 ) -> Profile:
     _check_device(cluster)
     record = _Record()
     before, _ = usable(path, cluster) if path is not None else (None, "")
     if before is not None:
-        record = _Record(list(before.operators.entries), list(before.collectives), before.memory, before.overheads)
+        record = _Record(
+            list(before.operators.entries),
+            list(before.collectives),
+            before.memory,
+            before.overheads,
+            list(before.graphs) if not tasks else [],
+        )
         known = {(e.op, e.inputs, e.outputs, e.attributes) for e in record.operators}
         tasks = [t for t in tasks if (t.op, t.inputs, t.outputs, t.attributes) not in known]
     need_collectives = cluster.devices_per_node > 1 and not record.collectives
     need_overheads = record.overheads.optimizer_s_per_byte is None
+    ends = tuple(sorted({micro_batches[0], micro_batches[-1]})) if micro_batches and tasks else ()
     if tasks or need_collectives or need_overheads:
         order = Order(
             processes=cluster.devices_per_node,
@@ -189,6 +242,7 @@ def _measure(
             tasks=tuple(tasks),
             budget_s=budget_s,
             model=model,
+            micro_batches=ends,
         )
         run_workers(order, _listener(record, cluster, path, len(tasks), progress))
     profile = record.profile(cluster)
@@ -219,6 +273,9 @@ def _listener(
             label = f"{result.kind} of {result.size}"
         elif kind == "overheads":
             record.overheads, label = result, "overheads"
+        elif kind == "graph":
+            record.graphs.append(result)
+            label = f"whole graph at {result.micro_batch} samples"
         elif kind == "memory":
             record.memory, label = result, "memory"
         elif kind == "unmeasured":

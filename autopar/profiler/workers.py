@@ -22,6 +22,7 @@ from autopar.profiler.collectives import measure_collectives
 from autopar.profiler.operators import engine_call_time, measure
 from autopar.profiler.overheads import measure_memory, measure_overheads
 from autopar.profiler.tasks import OperatorTask
+from autopar.profiler.whole import LARGEST_BYTES, measure_graph
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Order:
         tasks: operators, the most important first.
         budget_s: for everything, counted from when all processes have started.
         model: source of the model whose optimizer is timed, or None for AdamW.
+        micro_batches: sizes at which the whole graph of the model is timed.
     """
 
     processes: int
@@ -47,6 +49,7 @@ class Order:
     tasks: tuple[OperatorTask, ...]
     budget_s: float
     model: str | None = None
+    micro_batches: tuple[int, ...] = ()
 
 
 def run_workers(order: Order, hear: Callable[[str, Any], None]) -> None:
@@ -157,11 +160,31 @@ def _measure_all(rank: int, order: Order, store: str, sender: multiprocessing.co
         if order.overheads:
             tell("overheads", measure_overheads(device, _optimizer_of(order.model)))
         _measure_operators(order, device, start, tell)
+        _measure_graphs(order, device, tell)
         if order.overheads:
             tell("memory", measure_memory(device))
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _measure_graphs(order: Order, device: torch.device, tell: Callable[[str, Any], None]) -> None:
+    if order.model is None or not order.micro_batches:
+        return
+    from autopar.model.capture import capture
+    from autopar.model.spec import load
+
+    job = load(order.model)
+    for micro_batch in order.micro_batches:
+        graph = capture(job, micro_batch)
+        if sum(node.meta.nbytes for node in graph.of_kind("parameter")) > LARGEST_BYTES:
+            return
+        dist.barrier()
+        result = measure_graph(job, graph, device, min(1.5, 0.05 * order.budget_s))
+        times = torch.tensor([result.forward_s, result.backward_s], device=device)
+        dist.all_reduce(times)
+        times /= order.processes
+        tell("graph", replace(result, forward_s=float(times[0]), backward_s=float(times[1])))
 
 
 def _optimizer_of(model: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""Measuring tasks: every shape that the search can ask for, each callable and giving the result that the graph expects."""
+"""Measuring tasks: every shape that the search can ask for, each callable, with the result that the graph expects."""
 
 import pickle
 

@@ -1,1 +1,1 @@
-"""autopar.runtime."""
+"""Runtime: trains with a plan on torch.distributed. Never imports the planner."""

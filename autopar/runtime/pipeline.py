@@ -1,0 +1,63 @@
+"""Pipeline schedules: the plan's schedule on torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from autopar.errors import PlanError
+
+SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+MULTI = {
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
+V_SHAPED = ("zbv", "dualpipev")
+
+
+def stages_of_rank(schedule: str, rank: int, ranks: int, virtual: int) -> list[int]:
+    """Which stages of the chain one pipeline rank holds.
+
+    Round-robin for looped schedules; for V-shaped ones the second half returns in reverse (Qi et al. 2024, ZB-V).
+
+    Raises:
+        PlanError: the schedule does not go with that number of virtual stages.
+    """
+    if schedule in SINGLE and virtual != 1:
+        raise PlanError(f"schedule {schedule!r} has virtual_stages {virtual}", "Use 1, or an interleaved schedule")
+    if schedule in V_SHAPED:
+        if virtual != 2:
+            raise PlanError(f"schedule {schedule!r} has virtual_stages {virtual}", "It needs exactly 2")
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank + i * ranks for i in range(virtual)]
+
+
+def weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The micro-batch's share of the global mean; torch's schedules call this as their loss function."""
+    return loss * weight.sum()
+
+
+def make_schedule(schedule: str, stages: list[PipelineStage], micro_batches: int) -> Any:
+    """The schedule object; gradients are not scaled again, since the loss is already a share of the global mean.
+
+    Raises:
+        PlanError: torch refuses the number of stages or micro-batches.
+    """
+    try:
+        if schedule in SINGLE:
+            return SINGLE[schedule](stages[0], micro_batches, loss_fn=weighted, scale_grads=False)
+        return MULTI[schedule](stages, micro_batches, loss_fn=weighted, scale_grads=False)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise PlanError(f"schedule {schedule!r} cannot run {micro_batches} micro-batches: {error}") from None

@@ -1,0 +1,107 @@
+"""One pipeline stage: consecutive blocks, the activations that cross into and out of it, and recomputation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from autopar.model.graph import OpGraph
+from autopar.plan import Plan
+from autopar.runtime.lower import lower_block
+from autopar.runtime.topology import Topology
+from autopar.sharding.placement import local_shape
+from autopar.sharding.resolve import ResolvedBlock
+
+
+class Stage(nn.Module):
+    """Runs its blocks in order.
+
+    Attributes:
+        receives, sends: names of the activations that enter and leave; skips that only pass through are in both.
+            The last stage sends the loss.
+    """
+
+    def __init__(
+        self,
+        blocks: list[nn.Module],
+        resolved: list[ResolvedBlock],
+        recompute: list[str],
+        receives: list[str],
+        sends: list[str],
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.resolved, self.recompute = resolved, recompute
+        self.receives, self.sends = receives, sends
+
+    def forward(self, *activations: torch.Tensor, **batch: torch.Tensor) -> Any:
+        values: dict[str, torch.Tensor] = {**batch, **dict(zip(self.receives, activations, strict=True))}
+        for block, resolved, recompute in zip(self.blocks, self.resolved, self.recompute, strict=True):
+            inputs = [values[name] for name in resolved.block.inputs]
+            if recompute == "full" and torch.is_grad_enabled():
+                results = checkpoint(block, *inputs, use_reentrant=False)
+            else:
+                results = block(*inputs)
+            values.update(zip(resolved.block.outputs, results, strict=True))
+        sent = tuple(values[n].view_as(values[n]) if n in self.receives else values[n] for n in self.sends)
+        return sent[0] if len(sent) == 1 else sent
+
+
+def crossing(graph: OpGraph, cuts: list[int]) -> list[list[str]]:
+    """For each stage, the activations that enter it: made before, read in it or after. One more entry: the loss."""
+    made_at = {name: i for i, block in enumerate(graph.blocks) for name in block.outputs}
+    last_read = dict.fromkeys(made_at, -1)
+    for i, block in enumerate(graph.blocks):
+        for name in block.inputs:
+            if name in last_read:
+                last_read[name] = i
+    entering = [[n for n, i in made_at.items() if i < cut <= last_read[n]] for cut in cuts]
+    return [*entering, [graph.loss]]
+
+
+def build_stage(
+    graph: OpGraph,
+    plan: Plan,
+    resolved: dict[str, ResolvedBlock],
+    index: int,
+    topology: Topology,
+    tensors: dict[str, torch.Tensor],
+) -> Stage:
+    """Lowers the blocks of one stage (counted along the chain, virtual ones included)."""
+    mine = plan.stage_blocks()[index]
+    names = [b.name for b in graph.blocks]
+    enter = crossing(graph, [names.index(s) for s in plan.stages])
+    parts = [resolved[block.name] for block in mine]
+    modules: list[nn.Module] = []
+    for part in parts:
+        module = lower_block(graph, part, topology, tensors)
+        if plan.compile != "none":
+            module.compile(backend=plan.compile)
+        modules.append(module)
+    return Stage(modules, parts, [block.recompute for block in mine], enter[index], enter[index + 1])
+
+
+def boundary_examples(
+    graph: OpGraph,
+    resolved: dict[str, ResolvedBlock],
+    names: list[str],
+    precision: torch.dtype | None,
+    device: torch.device,
+) -> tuple[torch.Tensor, ...]:
+    """Empty local tensors like the named activations, as a stage receives or sends them.
+
+    Args:
+        precision: autocast dtype, or None.
+    """
+    del precision
+    examples = []
+    for name in names:
+        maker = next(r for r in resolved.values() if name in r.block.outputs)
+        placed = maker.output_placements[maker.block.outputs.index(name)]
+        node = graph.nodes[name]
+        shape = local_shape(node.meta.shape, [(p, maker.sizes[a]) for a, p in placed.items()])
+        examples.append(torch.empty(shape, dtype=node.meta.dtype, device=device, requires_grad=node.requires_grad))
+    return tuple(examples)

@@ -163,4 +163,4 @@ def _rate_cap(spec: DeviceFile) -> float:
         return spec.matmul.rate_cap
     if spec.power is None:
         return 1.0
-    return power_limited_fraction(spec.power.limit_w, spec.power.static_w, spec.power.demand_w)
+    return power_limited_fraction(**spec.power.model_dump())

@@ -81,20 +81,18 @@ class MatmulSurface:
         return best + self.fixed_s + (self.grouped_fixed_s * shape.batch if shape.grouped else 0.0)
 
 
-def power_limited_fraction(limit_w: float, static_w: float, demand_w: float) -> float:
+def power_limited_fraction(limit_w: float, static_w: float, reference_w: float, reference_fraction: float) -> float:
     """Fraction of the peak rate that a power limit lets a device sustain.
 
-    Dynamic power is ``activity x frequency x voltage**2``; near the top of its range a device lowers frequency and, by
-    less, voltage, so that power falls with about the square of the rate.
+    Dynamic power is ``activity x frequency x voltage**2``; voltage falls with frequency, so that the rate goes with the
+    cube root of the power beside the static part.
 
     Args:
         limit_w: the board's power limit.
         static_w: drawn whatever the rate (leakage, memory, fans).
-        demand_w: what full-rate tensor-core work would draw without a limit.
+        reference_w, reference_fraction: a limit at which a device of this kind was seen to sustain that fraction.
     """
-    if demand_w <= limit_w:
-        return 1.0
-    return math.sqrt((limit_w - static_w) / (demand_w - static_w))
+    return min(1.0, reference_fraction * ((limit_w - static_w) / (reference_w - static_w)) ** (1 / 3))
 
 
 @dataclass(frozen=True)

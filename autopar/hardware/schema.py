@@ -45,12 +45,13 @@ class PowerSpec(_Strict):
 
     limit_w: float = Positive
     static_w: float = NotNegative
-    demand_w: float = Positive
+    reference_w: float = Positive
+    reference_fraction: float = Field(gt=0, le=1)
 
     @model_validator(mode="after")
     def _ordered(self) -> PowerSpec:
-        if self.static_w >= self.limit_w:
-            raise ValueError(f"static_w: {self.static_w} is not below limit_w: {self.limit_w}")
+        if self.static_w >= min(self.limit_w, self.reference_w):
+            raise ValueError(f"static_w: {self.static_w} is not below limit_w and reference_w")
         return self
 
 

@@ -62,7 +62,7 @@ def test_unknown_device_lists_what_exists() -> None:
         ({"memory_efficiency": {"pointwise": 1.5}}, "memory_efficiency.pointwise"),
         ({"matmul": {"peak_fraction": 0.9, "k_overhead": 1, "tile": 3}}, "matmul.tile"),
         ({"kind": "tpu"}, "kind: "),
-        ({"power": {"limit_w": 50, "static_w": 60, "demand_w": 90}}, "static_w"),
+        ({"power": {"limit_w": 50, "static_w": 60, "reference_w": 90, "reference_fraction": 0.5}}, "static_w"),
         ({"operator_table": "none.csv"}, "operator table .*none.csv' cannot be read"),
         ({"schema_version": 7}, "schema_version"),
     ],
@@ -81,9 +81,8 @@ def test_file_that_is_no_json(tmp_path: Path) -> None:
 
 
 def test_power_limit() -> None:
-    assert power_limited_fraction(700, 100, 600) == 1.0
-    fractions = [power_limited_fraction(limit, 100, 1000) for limit in (300, 500, 700, 900)]
+    assert power_limited_fraction(300, 60, 300, 0.7) == pytest.approx(0.7)
+    assert power_limited_fraction(3000, 60, 300, 0.7) == 1.0
+    fractions = [power_limited_fraction(limit, 100, 700, 0.6) for limit in (300, 500, 700, 900)]
     assert fractions == sorted(fractions)
-    assert power_limited_fraction(1000, 100, 1000) == 1.0
-    # half the dynamic power sustains 1/sqrt(2) of the rate
-    assert power_limited_fraction(550, 100, 1000) == pytest.approx(0.5**0.5)
+    assert power_limited_fraction(175, 100, 700, 0.6) == pytest.approx(0.3)  # an eighth of the dynamic power

@@ -26,10 +26,13 @@ class ComputeModel:
 
     Args:
         device: with or without a measured profile.
+        kernels: library whose attention kernel runs: PyTorch's own, or one that the device file names
+            (``flash_attention_1``, ``transformer_engine``).
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, kernels: str = "pytorch") -> None:
         self.device = device
+        self.attention = device.attention_of(kernels)
         self._cache: dict[object, float] = {}
 
     def operator_time(
@@ -72,6 +75,8 @@ class ComputeModel:
         if work.is_free:
             return self.device.host_overhead_s if self.device.kind == "cpu" else 0.0
         time = sum(self.product_time(product, precision) for product in work.products)
+        if precision == "fp8":
+            time += sum(self.memory_time(nbytes) for nbytes in _casts(work))
         if work.attention is not None:
             time += self.attention_time(work.attention, work.attention_bytes, precision, work.direction)
         return time + sum(self.memory_time(nbytes, kind) for kind, nbytes in work.traffic)
@@ -105,7 +110,7 @@ class ComputeModel:
         if measured and ITEMSIZE[precision] <= 2:
             return fmean(row.seconds for row in measured) + self.device.launch_overhead_s
         peak = self.device.peak("bf16" if precision == "fp8" else precision)
-        arithmetic = self.device.attention.time(shape, peak, self.device.compute_units, direction)
+        arithmetic = self.attention.time(shape, peak, self.device.compute_units, direction)
         return max(arithmetic, nbytes / self.device.bandwidth("copy")) + self.device.launch_overhead_s
 
     def memory_time(self, nbytes: float, kind: str = "pointwise") -> float:
@@ -136,6 +141,16 @@ class ComputeModel:
             weighted += weight * math.log(max(_times([entry], direction)[0], 1e-9) / max(predicted, 1e-9))
             total += weight
         return math.exp(weighted / total) if total else 1.0
+
+
+def _casts(work: Work) -> list[float]:
+    """Bytes moved to make fp8 operands of the products: each is read in bf16 and written straight and transposed.
+
+    Forward casts operand and weight, backward the output's gradient; the other operands are kept from forward.
+    """
+    if work.direction == "forward":
+        return [4.0 * p.batch * (p.m * p.k + p.k * p.n) for p in work.products]
+    return [4.0 * p.batch * p.m * p.k for p in work.products if p.layout == "NN"]
 
 
 def _times(entries: Sequence[MeasuredOperator], direction: str) -> list[float]:

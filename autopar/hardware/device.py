@@ -10,7 +10,7 @@ from autopar.hardware.efficiency import AttentionSurface, MatmulSurface, power_l
 from autopar.hardware.locations import find
 from autopar.hardware.matmul_table import MatmulTable
 from autopar.hardware.profiles import MeasuredOperators, Profile
-from autopar.hardware.schema import DeviceFile, read_device
+from autopar.hardware.schema import AttentionSpec, DeviceFile, read_device
 from autopar.units import GIB
 
 DEFAULT_MEMORY_EFFICIENCY = 0.8
@@ -33,6 +33,7 @@ class Device:
         context_bytes: taken by the runtime context on top of tensors.
         allocator_overhead_fraction: reserved beyond allocated.
         matmul, attention: efficiency surfaces.
+        attention_kernels: attention surfaces of other kernel libraries; see :meth:`attention_of`.
         memory_efficiency: fraction of ``memory_bandwidth`` by class of memory-bound operator.
         products: measured matrix products, attention and grouped products, if the device file names a table.
         measured: operators measured on the device itself, if a profile was attached.
@@ -52,6 +53,7 @@ class Device:
     matmul: MatmulSurface
     attention: AttentionSurface
     memory_efficiency: dict[str, float]
+    attention_kernels: dict[str, AttentionSurface] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     description: str = ""
     products: MatmulTable | None = None
@@ -78,6 +80,10 @@ class Device:
             if candidate in self.peak_flops:
                 return self.peak_flops[candidate]
         return max(self.peak_flops.values())
+
+    def attention_of(self, kernels: str) -> AttentionSurface:
+        """The attention surface of a kernel library, PyTorch's own where the device file does not tell it apart."""
+        return self.attention_kernels.get(kernels, self.attention)
 
     def bandwidth(self, kind: str = "pointwise") -> float:
         """Bytes/s that a class of memory-bound operators reaches."""
@@ -143,17 +149,22 @@ def from_file(spec: DeviceFile, path: Path) -> Device:
             rate_cap=_rate_cap(spec),
             grouped_fixed_s=matmul.grouped_fixed_us * 1e-6,
         ),
-        attention=AttentionSurface(
-            forward_fraction=attention.forward_fraction,
-            backward_fraction=attention.backward_fraction,
-            half_length=attention.half_length,
-            query_tile=attention.query_tile,
-            fixed_s=attention.fixed_us * 1e-6,
-        ),
+        attention=_attention(attention),
+        attention_kernels={name: _attention(kernel) for name, kernel in spec.attention_kernels.items()},
         memory_efficiency=dict(spec.memory_efficiency),
         sources=tuple(spec.sources),
         description=spec.description,
         products=table,
+    )
+
+
+def _attention(spec: AttentionSpec) -> AttentionSurface:
+    return AttentionSurface(
+        forward_fraction=spec.forward_fraction,
+        backward_fraction=spec.backward_fraction,
+        half_length=spec.half_length,
+        query_tile=spec.query_tile,
+        fixed_s=spec.fixed_us * 1e-6,
     )
 
 

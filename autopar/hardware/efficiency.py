@@ -92,7 +92,8 @@ def power_limited_fraction(limit_w: float, static_w: float, reference_w: float, 
         static_w: drawn whatever the rate (leakage, memory, fans).
         reference_w, reference_fraction: a limit at which a device of this kind was seen to sustain that fraction.
     """
-    return min(1.0, reference_fraction * ((limit_w - static_w) / (reference_w - static_w)) ** (1 / 3))
+    scale: float = ((limit_w - static_w) / (reference_w - static_w)) ** (1 / 3)
+    return min(1.0, reference_fraction * scale)
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,9 @@ class DeviceFile(_Strict):
     Rates are in the units of data sheets; ``memory_efficiency`` gives the fraction of ``memory_bandwidth_gb_s`` that
     a class of memory-bound operators reaches (``pointwise``, ``reduction``, ``gather``, ``cross_entropy``, ``copy``,
     ``optimizer``, ``transcendental`` for gelu and the like, ``product`` for the operands of matrix products).
-    ``operator_table`` is a CSV of measured products, named relative to the file. ``inherits`` says in words whose
-    efficiency was taken where none was measured.
+    ``attention`` is that of PyTorch's own kernel; ``attention_kernels`` gives those of other libraries by name
+    (``flash_attention_1``, ``transformer_engine``). ``operator_table`` is a CSV of measured products, named relative
+    to the file. ``inherits`` says in words whose efficiency was taken where none was measured.
     """
 
     schema_version: Literal[1]
@@ -92,6 +93,7 @@ class DeviceFile(_Strict):
     allocator_overhead_fraction: float = Field(0.0, ge=0, lt=1)
     matmul: MatmulSpec
     attention: AttentionSpec
+    attention_kernels: dict[str, AttentionSpec] = {}
     memory_efficiency: dict[str, float] = {}
     operator_table: str | None = None
 

@@ -120,3 +120,47 @@ def test_views_are_free_on_a_gpu() -> None:
     assert model.operator_time("aten.transpose.int", [f32(4, 5)], [f32(5, 4)], 0) == 0.0
     assert model.operator_time("aten.split.Tensor", [f32(4, 6)], [f32(4, 3)] * 2, 0) == 0.0
     assert model.operator_time("aten.split.Tensor", [f32(4, 6)], [f32(4, 3)] * 2, 0, "backward") > 0.0
+
+
+def test_fp8_products_pay_for_their_casts() -> None:
+    device = Device.load("h100-sxm")
+    model = ComputeModel(device)
+    shapes = ([f32(8192, 4096), f32(4096, 4096)], [f32(8192, 4096)])
+    work = work_of(LINEAR, *shapes, 2.0 * 8192 * 4096 * 4096, "forward")
+    bare = model.product_time(work.products[0], "fp8")
+    cast = 4 * (8192 * 4096 + 4096 * 4096)
+    assert model.work_time(work, "fp8") == pytest.approx(bare + model.memory_time(cast))
+    assert bare < model.product_time(work.products[0], "bf16")
+
+
+def test_attention_kernels_of_other_libraries() -> None:
+    device = Device.load("h100-sxm")
+    args = (SDPA, [f32(1, 32, 8192, 128)] * 3, [f32(1, 32, 8192, 128)], 0, "forward", "bf16", "is_causal=True")
+    times = [
+        ComputeModel(device, k).operator_time(*args) for k in ("transformer_engine", "pytorch", "flash_attention_1")
+    ]
+    assert times == sorted(times)
+    assert ComputeModel(device, "unheard-of").operator_time(*args) == times[1]
+
+
+def test_published_shapes_are_looked_up() -> None:
+    device = Device.load("b200-sxm")
+    assert device.products is not None
+    row = device.products.products[0]
+    model = ComputeModel(device)
+    rows = device.products.exact(row.shape)
+    mean = sum(r.seconds for r in rows) / len(rows)
+    assert model.product_time(row.shape, "bf16") == pytest.approx(mean + device.launch_overhead_s)
+    assert model.product_time(row.shape, "fp8") < mean
+    attention = device.products.attention[0]
+    times = [r.seconds for r in device.products.exact_attention(attention.shape, attention.direction)]
+    assert min(times) <= model.attention_time(attention.shape, 0, "bf16", attention.direction) <= max(times) + 1e-5
+
+
+def test_dispatch_is_added_to_every_call() -> None:
+    slow = replace(GPU, dispatch_s=(0.25, 0.5))
+    shape = [f32(1024)]
+    for index, direction in enumerate(("forward", "backward")):
+        plain = ComputeModel(GPU).operator_time(GELU, shape, shape, 0, direction)
+        with_it = ComputeModel(slow).operator_time(GELU, shape, shape, 0, direction)
+        assert with_it == pytest.approx(plain + (0.25, 0.5)[index])

@@ -145,7 +145,7 @@ def resolve(graph: OpGraph, block: Block, layout: Layout, mesh: Mesh) -> Resolve
             if not conversion.is_identity:
                 conversions[axis] = conversion
         shape = node.outputs[0].shape if node.outputs else ()
-        edges.append(Edge(producer, _order(conversions, source, sizes, shape, producer), tuple(consumers)))
+        edges.append(Edge(producer, conversion_steps(conversions, source, sizes, shape, producer), tuple(consumers)))
     return ResolvedBlock(
         block, sizes, chosen, tuple(edges), parameters, tuple(dict.fromkeys(reductions)), inputs, outputs
     )
@@ -278,7 +278,7 @@ def _all_partial(uses: Uses, producer: str, axis: str) -> bool:
     return all(dict(wanted)[axis][1] for (name, wanted) in uses if name == producer)
 
 
-def _order(
+def conversion_steps(
     conversions: dict[str, Conversion],
     source: dict[str, Placement],
     sizes: dict[str, int],

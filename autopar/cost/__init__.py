@@ -1,1 +1,1 @@
-"""autopar.cost."""
+"""Cost: predicts time and memory; pure functions of graph, hardware and plan."""

@@ -1,0 +1,236 @@
+"""Engine: the one place where operators, redistributions and blocks are priced; everything is cached by value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from autopar.cost.block import (
+    BlockCost,
+    boundary_bytes,
+    collectives_of,
+    saved_of,
+    saved_outputs_of,
+    workspace_of,
+)
+from autopar.cost.communication import CommunicationModel
+from autopar.cost.compute import ComputeModel
+from autopar.cost.operators import attributes_of
+from autopar.errors import PlanError
+from autopar.hardware.cluster import Cluster
+from autopar.hardware.topology import Group, group_of
+from autopar.model.graph import Block, OpGraph, OpNode, TensorMeta
+from autopar.plan import Layout, Mesh
+from autopar.sharding.placement import R, local_shape
+from autopar.sharding.redistribute import Conversion
+from autopar.sharding.resolve import ResolvedBlock, Step, axis_sizes, resolve
+from autopar.sharding.rules import strategies
+from autopar.sharding.strategy import Strategy
+
+if TYPE_CHECKING:
+    from autopar.cost.estimate import Estimate
+    from autopar.plan import Plan
+
+Seconds = tuple[float, float]  # forward, backward
+
+
+class Engine:
+    """Prices one model on one cluster in one precision.
+
+    Args:
+        graph_at: gives the captured model at a micro-batch size.
+        cluster: with or without measured profiles.
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``fp8``.
+    """
+
+    def __init__(self, graph_at: Callable[[int], OpGraph], cluster: Cluster, precision: str = "fp32") -> None:
+        self._graph_at, self.cluster, self.precision = graph_at, cluster, precision
+        self.compute, self.communication = ComputeModel(cluster.device), CommunicationModel(cluster)
+        self._graphs: dict[int, OpGraph] = {}
+        self._operators: dict[tuple[int, str, tuple[tuple[str, int, Strategy], ...]], Seconds] = {}
+        self._blocks: dict[tuple[int, str, str, Mesh], BlockCost] = {}
+        self._groups: dict[tuple[Mesh, str], Group] = {}
+        self._bounds: dict[tuple[int, int], float] = {}
+
+    def graph(self, micro_batch: int) -> OpGraph:
+        """The model at a micro-batch size; captured once each."""
+        if micro_batch not in self._graphs:
+            self._graphs[micro_batch] = self._graph_at(micro_batch)
+        return self._graphs[micro_batch]
+
+    def group(self, mesh: Mesh, axis: str) -> Group:
+        """The process group of an axis (``dp``: both data axes; ``world``: all)."""
+        key = (mesh, axis)
+        if key not in self._groups:
+            axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp") if axis == "world" else (axis,)
+            self._groups[key] = group_of(self.cluster, mesh, axes)
+        return self._groups[key]
+
+    # --- operators and redistributions ----------------------------------------------------------------------------
+
+    def operator_cost(self, graph: OpGraph, node: OpNode, chosen: dict[str, Strategy], mesh: Mesh) -> Seconds:
+        """Seconds of one operator on its local shards, forward and backward, without the collectives inside it."""
+        sizes = axis_sizes(mesh)
+        active = tuple((a, sizes[a], s) for a, s in chosen.items() if sizes.get(a, 1) > 1 and not s.is_replicated)
+        key = (graph.batch_size, node.name, active)
+        if key not in self._operators:
+            self._operators[key] = self._time_operator(graph, node, active)
+        return self._operators[key]
+
+    def _time_operator(self, graph: OpGraph, node: OpNode, active: tuple[tuple[str, int, Strategy], ...]) -> Seconds:
+        if not node.outputs:
+            return 0.0, 0.0
+        split = math.prod(size for _, size, _ in active)
+        ins = []
+        for i, name in enumerate(node.inputs):
+            meta = graph.nodes[name].meta
+            if len(graph.nodes[name].outputs) == 1:
+                meta = TensorMeta(local_shape(meta.shape, [(s.inputs[i], n) for _, n, s in active]), meta.dtype)
+            ins.append(meta)
+        outs = [TensorMeta(local_shape(m.shape, [(s.output, n) for _, n, s in active]), m.dtype) for m in node.outputs]
+        attributes = attributes_of(graph.fx_node(node.name))
+        price = self.compute.operator_time
+        forward = price(node.op, ins, outs, node.forward_flops / split, "forward", self.precision, attributes)
+        if not node.requires_grad:
+            return forward, 0.0
+        return forward, price(node.op, ins, outs, node.backward_flops / split, "backward", self.precision, attributes)
+
+    def internal_cost(self, strategy: Strategy, axis: str, mesh: Mesh) -> Seconds:
+        """Seconds of the collectives that an operator makes inside itself."""
+        times = {"forward": 0.0, "backward": 0.0}
+        for one in strategy.internal:
+            nbytes = math.prod(one.shape) * one.itemsize
+            times[one.direction] += self.communication.collective_time(one.kind, nbytes, self.group(mesh, axis))
+        return times["forward"], times["backward"]
+
+    def conversion_cost(self, step: Step, itemsize: int, mesh: Mesh) -> Seconds:
+        """Seconds of one redistribution forward and backward: its collectives and the copies around them."""
+        nbytes = math.prod(step.shape) * itemsize
+        return self._move_time(step.conversion, "forward", nbytes, step.axis, mesh), self._move_time(
+            step.conversion, "backward", nbytes, step.axis, mesh
+        )
+
+    def _move_time(self, conversion: Conversion, direction: str, nbytes: int, axis: str, mesh: Mesh) -> float:
+        kind = conversion.forward if direction == "forward" else conversion.backward
+        if kind:
+            packed = self.compute.memory_time(2 * nbytes, "copy")  # shards are packed or unpacked around the wire
+            return self.communication.collective_time(kind, nbytes, self.group(mesh, axis)) + packed
+        sliced = (direction == "forward" and conversion.src == R and conversion.dst.is_shard) or (
+            direction == "backward" and conversion.requires_grad and conversion.dst == R and conversion.src.is_shard
+        )
+        if sliced and not (direction == "backward" and conversion.grad_partial):
+            return self.compute.memory_time(2 * nbytes / getattr(mesh, axis), "copy")
+        return 0.0
+
+    # --- blocks -----------------------------------------------------------------------------------------------------
+
+    def block_cost(self, graph: OpGraph, block: Block, layout: Layout, mesh: Mesh) -> BlockCost:
+        """The cost of a block; blocks of one kind under one layout are priced once.
+
+        Raises:
+            PlanError: the layout is not possible for the block.
+        """
+        key = (graph.batch_size, block.kind, layout.model_dump_json(), mesh)
+        if key not in self._blocks:
+            self._blocks[key] = self._price_block(graph, resolve(graph, block, layout, mesh), mesh)
+        return self._blocks[key]
+
+    def _price_block(self, graph: OpGraph, resolved: ResolvedBlock, mesh: Mesh) -> BlockCost:
+        forward = backward = 0.0
+        communication: dict[tuple[str, str], float] = {}
+
+        def add(axis: str, cost: Seconds) -> None:
+            for direction, seconds in zip(("forward", "backward"), cost, strict=True):
+                communication[axis, direction] = communication.get((axis, direction), 0.0) + seconds
+
+        for name, chosen in resolved.strategies.items():
+            f, b = self.operator_cost(graph, graph.nodes[name], chosen, mesh)
+            forward, backward = forward + f, backward + b
+            for axis, strategy in chosen.items():
+                if strategy.internal:
+                    add(axis, self.internal_cost(strategy, axis, mesh))
+        for edge in resolved.edges:
+            for step in edge.steps:
+                add(step.axis, self.conversion_cost(step, graph.nodes[edge.producer].meta.dtype.itemsize, mesh))
+        kept = saved_of(graph, resolved)
+        block = resolved.block
+        of_inputs = {name: sum(n for (s, _), n in kept.items() if s == f"{name}.0") for name in block.inputs}
+        ins, outs = boundary_bytes(graph, resolved)
+        elements, frozen = self._parameters(graph, resolved)
+        return BlockCost(
+            forward_s=forward,
+            backward_s=backward,
+            communication_s=communication,
+            saved_bytes=sum(kept.values()) - sum(of_inputs.values()),
+            saved_input_bytes=tuple(of_inputs[name] for name in block.inputs),
+            input_bytes=ins,
+            output_bytes=outs,
+            saved_outputs=saved_outputs_of(graph, resolved, kept),
+            parameter_elements=elements,
+            frozen_bytes=frozen,
+            step_reduction_bytes=self._step_reductions(graph, resolved),
+            workspace_bytes=workspace_of(graph, resolved),
+            collectives=collectives_of(graph, resolved),
+        )
+
+    def _parameters(self, graph: OpGraph, resolved: ResolvedBlock) -> tuple[tuple[int, ...], int]:
+        elements, frozen = [], 0
+        for name in resolved.block.parameters:
+            node = graph.nodes[name]
+            placed = resolved.parameter_placements[name].items()
+            local = math.prod(local_shape(node.meta.shape, [(p, resolved.sizes[a]) for a, p in placed]))
+            elements.append(local if node.requires_grad else 0)
+            frozen += 0 if node.requires_grad else local * node.meta.dtype.itemsize
+        return tuple(elements), frozen
+
+    def _step_reductions(self, graph: OpGraph, resolved: ResolvedBlock) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name, axis in resolved.step_reductions:
+            placed = resolved.parameter_placements[name].items()
+            shape = local_shape(graph.nodes[name].meta.shape, [(p, resolved.sizes[a]) for a, p in placed])
+            found[axis] = found.get(axis, 0) + 4 * math.prod(shape)
+        return found
+
+    # --- whole plans --------------------------------------------------------------------------------------------------
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """Predicts step time and memory of a plan; the same plan always gives the same numbers.
+
+        Raises:
+            PlanError: the plan does not go with the model.
+        """
+        from autopar.cost.estimate import estimate_plan
+
+        return estimate_plan(self, plan)
+
+    def lower_bound(self, mesh: Mesh, micro_batch: int, micro_batches: int) -> float:
+        """Seconds that no plan of this mesh and micro-batch can beat: the compute of the cheapest strategies, spread
+        evenly over the stages, without any communication, bubble or optimizer."""
+        intra = math.prod(axis_sizes(mesh).values())
+        key = (micro_batch, intra)
+        if key not in self._bounds:
+            graph = self.graph(micro_batch)
+            self._bounds[key] = sum(self._cheapest(graph, node, mesh) for node in graph.of_kind("op"))
+        return self._bounds[key] * micro_batches / mesh.pp
+
+    def _cheapest(self, graph: OpGraph, node: OpNode, mesh: Mesh) -> float:
+        sizes = axis_sizes(mesh)
+        if len(sizes) > 1:  # any combination over the axes is at best a split over their product, if that is legal
+            return self._cheapest_product(graph, node, mesh)
+        axis = next(iter(sizes), "tp")
+        options = strategies(graph, node, sizes.get(axis, 1))
+        return min(sum(self.operator_cost(graph, node, {axis: s}, mesh)) for s in options)
+
+    def _cheapest_product(self, graph: OpGraph, node: OpNode, mesh: Mesh) -> float:
+        sizes = axis_sizes(mesh)
+        best = math.inf
+        combinations: list[dict[str, Strategy]] = [{}]
+        for axis, size in sizes.items():
+            combinations = [{**c, axis: s} for c in combinations for s in strategies(graph, node, size)]
+        for chosen in combinations:
+            try:
+                best = min(best, sum(self.operator_cost(graph, node, chosen, mesh)))
+            except PlanError:  # the axes together split a dimension too far
+                continue
+        return best

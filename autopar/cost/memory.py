@@ -1,0 +1,109 @@
+"""Memory of one pipeline stage on one device, by component.
+
+Parameters, gradients and AdamW's two states are kept in fp32 (mixed precision is autocast over fp32 parameters);
+ZeRO-3 divides them over the shard axis (Rajbhandari et al. 2020, arXiv 1910.02054).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.cost.block import BlockCost
+from autopar.hardware.device import Device
+from autopar.model.graph import Block
+from autopar.plan import BlockPlan, Plan
+from autopar.units import MIB
+
+FP32 = 4
+OPTIMIZER_STATES = 2  # AdamW: first and second moment
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of one stage on one device at the peak.
+
+    Attributes:
+        activations: kept for backward, over the micro-batches in flight.
+        workspace: the largest operator's result and gradient; with recomputation, one block's activations.
+        unsharded: whole parameters of FSDP units in flight.
+        buffers: flat gradient buckets.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    workspace: int
+    unsharded: int
+    buffers: int
+    context: int
+    allocator_fraction: float
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in tensors."""
+        tensors = self.parameters + self.gradients + self.optimizer + self.activations
+        return tensors + self.workspace + self.unsharded + self.buffers
+
+    @property
+    def reserved(self) -> int:
+        """Bytes taken from the device: tensors, what the allocator holds beyond them, and the runtime's context."""
+        return int(self.allocated * (1 + self.allocator_fraction)) + self.context
+
+
+Part = tuple[Block, BlockPlan, BlockCost]
+
+
+def local_parameters(parts: Sequence[Part]) -> dict[str, int]:
+    """Trainable parameters of a stage by name: local elements; one that several blocks share counts once."""
+    return {
+        name: elements
+        for block, _, cost in parts
+        for name, elements in zip(block.parameters, cost.parameter_elements, strict=True)
+        if elements
+    }
+
+
+def saved_per_micro_batch(parts: Sequence[Part]) -> int:
+    """Bytes that one micro-batch keeps from forward to backward in a stage; what two blocks keep counts once."""
+    total, counted = 0, set()
+    for block, plan, cost in parts:
+        if plan.recompute == "full":
+            kept = dict(zip(block.inputs, cost.input_bytes, strict=True))
+        else:
+            total += cost.saved_bytes
+            kept = dict(zip(block.inputs, cost.saved_input_bytes, strict=True))
+        total += sum(nbytes for name, nbytes in kept.items() if name not in counted)
+        counted |= {name for name, nbytes in kept.items() if nbytes}
+        if plan.recompute != "full":
+            counted |= {name for name, saved in zip(block.outputs, cost.saved_outputs, strict=True) if saved}
+    return total
+
+
+def rank_memory(plan: Plan, stages: Sequence[tuple[Sequence[Part], int]], device: Device) -> StageMemory:
+    """Peak memory of the stages that one pipeline rank holds.
+
+    Args:
+        stages: for each, its blocks with plans and costs, and the most micro-batches whose activations it holds at once.
+    """
+    parts = [part for stage, _ in stages for part in stage]
+    elements = sum(local_parameters(parts).values())
+    frozen = sum(cost.frozen_bytes for _, _, cost in parts)
+    sharded = plan.zero_stage == 3 and plan.mesh.dp_shard > 1
+    held = -(-elements // plan.mesh.dp_shard) if sharded else elements
+    whole = sorted((sum(cost.parameter_elements) * FP32 for _, _, cost in parts), reverse=True)
+    recomputed = [cost.saved_bytes for _, block, cost in parts if block.recompute == "full"]
+    workspace = max((cost.workspace_bytes for _, _, cost in parts), default=0) + max(recomputed, default=0)
+    buckets = min(elements * FP32, int(plan.gradient_reduction.bucket_mib * MIB)) if plan.mesh.dp > 1 else 0
+    return StageMemory(
+        parameters=held * FP32 + frozen,
+        gradients=held * FP32,
+        optimizer=held * FP32 * OPTIMIZER_STATES,
+        activations=sum(in_flight * saved_per_micro_batch(stage) for stage, in_flight in stages),
+        workspace=workspace,
+        unsharded=(sum(whole[:2]) + (elements * FP32 if plan.micro_batches > 1 else whole[0])) if sharded else 0,
+        buffers=buckets,
+        context=device.context_bytes,
+        allocator_fraction=device.allocator_overhead_fraction,
+    )

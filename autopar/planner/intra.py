@@ -36,9 +36,12 @@ class Costs(Protocol):
     """What the program asks of the cost engine."""
 
     def operator_cost(
-        self, graph: OpGraph, node: OpNode, strategies: Mapping[str, Strategy], mesh: Mesh
+        self, graph: OpGraph, node: OpNode, chosen: dict[str, Strategy], mesh: Mesh
     ) -> tuple[float, float]:
-        """Seconds of one operator, forward and backward."""
+        """Seconds of one operator, forward and backward, without the collectives inside it."""
+
+    def internal_cost(self, strategy: Strategy, axis: str, mesh: Mesh) -> tuple[float, float]:
+        """Seconds of the collectives inside an operator, forward and backward."""
 
     def conversion_cost(self, step: Step, itemsize: int, mesh: Mesh) -> tuple[float, float]:
         """Seconds of one redistribution, forward and backward."""
@@ -228,6 +231,10 @@ class _Program:
     def _operator_seconds(self, node: OpNode, choice: Choice) -> float:
         named = dict(zip(self.sizes, choice, strict=True))
         forward, backward = self.costs.operator_cost(self.graph, node, named, self.problem.mesh)
+        for axis, strategy in named.items():
+            if strategy.internal:
+                inside = self.costs.internal_cost(strategy, axis, self.problem.mesh)
+                forward, backward = forward + inside[0], backward + inside[1]
         seconds = forward * (2 if self.problem.recompute else 1) + backward
         for i, name in enumerate(node.inputs):
             if name in self.single:

@@ -76,8 +76,9 @@ def collectives_of(graph: OpGraph, resolved: ResolvedBlock) -> tuple[Collective,
                     found.append(Collective(kind, step.axis, size, direction))
     for chosen in resolved.strategies.values():
         for axis, strategy in chosen.items():
-            for one in strategy.internal:
-                found.append(Collective(one.kind, axis, one.itemsize * _numel(one.shape), one.direction))
+            found.extend(
+                Collective(one.kind, axis, one.itemsize * _numel(one.shape), one.direction) for one in strategy.internal
+            )
     return tuple(found)
 
 

@@ -85,7 +85,7 @@ def rank_memory(plan: Plan, stages: Sequence[tuple[Sequence[Part], int]], device
     """Peak memory of the stages that one pipeline rank holds.
 
     Args:
-        stages: for each, its blocks with plans and costs, and the most micro-batches whose activations it holds at once.
+        stages: for each, its blocks with plans and costs, and the most micro-batches it holds at once.
     """
     parts = [part for stage, _ in stages for part in stage]
     elements = sum(local_parameters(parts).values())

@@ -139,12 +139,25 @@ def test_missing_devices_are_said() -> None:
 
 
 def test_failing_process_is_reported_and_none_is_left(tmp_path: Path) -> None:
-    import multiprocessing
+    import psutil
 
     order = Order(2, "cpu", 1, "node", False, True, (), 5.0, model=str(tmp_path / "none.py"))
     with pytest.raises(RunError, match=r"measuring process [01] failed.*none.py"):
         run_workers(order, lambda kind, result: None)
-    assert multiprocessing.active_children() == []
+    assert psutil.Process().children() == []
+
+
+def test_killed_process_is_reported(cluster: Cluster, graphs: list[OpGraph]) -> None:
+    import psutil
+
+    def kill_one(kind: str, result: object) -> None:
+        for child in psutil.Process().children()[:1]:
+            child.kill()
+
+    tasks = tuple(tasks_of(graphs, [2], cluster.device))
+    with pytest.raises(RunError, match=r"measuring process \d (ended with exit code -9|failed)"):
+        run_workers(Order(2, "cpu", 1, "node", True, False, tasks, 20.0), kill_one)
+    assert psutil.Process().children() == []
 
 
 def test_time_box_leaves_the_rest_to_interpolation(cluster: Cluster, graphs: list[OpGraph]) -> None:

@@ -105,7 +105,12 @@ def _forward(connection: Connection[Any, Any], messages: Queue[Message]) -> None
             return
 
 
-def _listen(messages: Queue[Message], workers: list[subprocess.Popen[bytes]], hear: Callable[[str, Any], None]) -> None:
+def _listen(
+    messages: Queue[Message],
+    workers: list[subprocess.Popen[bytes]],
+    hear: Callable[[str, Any], None],
+    folder: Path,
+) -> None:
     while True:
         try:
             kind, result = messages.get(timeout=0.2)

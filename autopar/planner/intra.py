@@ -9,16 +9,17 @@ the linear relaxation tight, exact on chains and trees.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Protocol
 
 import pulp
 
-from autopar.errors import AutoparError, PlanError
+from autopar.errors import PlanError
 from autopar.model.graph import Block, OpGraph, OpNode
 from autopar.plan import Layout, Mesh
+from autopar.planner.solver import solver
 from autopar.sharding.placement import Placement, R, local_shape
 from autopar.sharding.redistribute import Conversion
 from autopar.sharding.resolve import OUTPUT, Step, axis_sizes, conversion_steps, parameter_label
@@ -439,23 +440,3 @@ def _is_constant(x: Any) -> bool:
 
 def _is_on(x: Any) -> bool:
     return float(pulp.value(x)) > 0.5
-
-
-def solver() -> Any:
-    """HiGHS, else CBC; single-threaded and to proven optimality, so that equal inputs give equal plans.
-
-    Raises:
-        AutoparError: neither is installed.
-    """
-    for found in _solvers():
-        return found
-    raise AutoparError("no integer programming solver is installed", "Install one: pip install highspy")
-
-
-def _solvers() -> Iterator[Any]:
-    highs = pulp.HiGHS(msg=False, threads=1, gapRel=0.0)
-    if highs.available():
-        yield highs
-    cbc = pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0)
-    if cbc.available():
-        yield cbc

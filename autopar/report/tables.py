@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.table import Table
 
 from autopar.plan import Plan
-from autopar.units import format_seconds
+from autopar.units import GIB, format_bytes, format_count, format_seconds
 
 Baseline = tuple[str, Plan | None, str]
 
@@ -90,3 +91,55 @@ def why_it_wins(plans: Sequence[Plan], baselines: Sequence[Baseline]) -> str:
         f"{plans[0].mesh.describe()} is predicted {100 * gain:.0f}% faster than {name} ({rival.mesh.describe()}), "
         f"mostly by {format_seconds(max(saved[component], 0.0))} less {what} a step."
     )
+
+
+def graph_table(summary: dict[str, Any]) -> Table:
+    """The captured model by block kind; the last row is the whole."""
+    table = Table(
+        title=f"{summary['operators']} operators, micro-batch {summary['batch_size']}, "
+        f"captured in {format_seconds(summary['capture_time_s'])}",
+        title_justify="left",
+    )
+    table.add_column("block")
+    for name in ("count", "parameters", "forward FLOPs", "backward FLOPs", "saved"):
+        table.add_column(name, justify="right")
+    table.add_column("largest operators")
+    for kind in summary["blocks"]:
+        table.add_row(kind["kind"], str(kind["count"]), *_sizes(kind), ", ".join(kind["largest_operators"]))
+    table.add_section()
+    table.add_row("all", str(sum(kind["count"] for kind in summary["blocks"])), *_sizes(summary), "", style="bold")
+    return table
+
+
+def _sizes(row: dict[str, Any]) -> tuple[str, ...]:
+    counts = [format_count(row[key]) for key in ("parameters", "forward_flops", "backward_flops")]
+    return (*counts, format_bytes(row["saved_activation_bytes"]))
+
+
+def estimate_table(plan: Plan, estimate: dict[str, Any]) -> Table:
+    """Where one predicted step goes, in time and in memory of the fullest device."""
+    schedule = f", {plan.schedule}" if plan.mesh.pp > 1 else ""
+    table = Table(
+        title=f"{plan.mesh.describe()}, micro-batch {plan.micro_batch} x {plan.micro_batches}{schedule}: "
+        f"{format_seconds(estimate['step_time_s'])} a step",
+        title_justify="left",
+    )
+    table.add_column("time")
+    table.add_column("", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("memory")
+    table.add_column("", justify="right")
+    fullest = max(estimate["stages"], key=lambda stage: stage["peak_reserved_gib"])
+    times = [(k, v) for k, v in estimate["breakdown"].items() if k != "exposed_communication" and v > 0]
+    memory = [*fullest["memory_gib"].items(), ("peak reserved", fullest["peak_reserved_gib"])]
+    for i in range(max(len(times), len(memory))):
+        name, seconds = times[i] if i < len(times) else ("", None)
+        left = (name, format_seconds(seconds), f"{seconds / estimate['step_time_s']:.0%}") if seconds else ("", "", "")
+        kind, gib = memory[i] if i < len(memory) else ("", None)
+        table.add_row(*left, kind, format_bytes(gib * GIB) if gib is not None else "")
+    fits = "fits" if estimate["fits"] else "does NOT fit"
+    table.caption = (
+        f"MFU {estimate['mfu']:.1%}, {estimate['tokens_per_s_per_device']:,.0f} tokens/s per device; "
+        f"{fits} in {estimate['memory_limit_gib']:.2f} GiB"
+    )
+    return table

@@ -67,7 +67,7 @@ def all_gather(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Ten
     size = dist.get_world_size(group)
     x = x.contiguous()
     out = x.new_empty((size, *x.shape))
-    dist.all_gather_into_tensor(out.view(-1), x.view(-1), group=group)
+    dist.all_gather_single(out.view(-1), x.view(-1), group=group)
     return out.flatten(0, 1) if dim == 0 else torch.cat(out.unbind(0), dim)
 
 
@@ -75,7 +75,7 @@ def reduce_scatter(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch
     """This process's shard along ``dim`` of the sum over the group."""
     pieces = torch.stack([p.contiguous() for p in x.chunk(dist.get_world_size(group), dim)])
     out = torch.empty_like(pieces[0])
-    dist.reduce_scatter_tensor(out.view(-1), pieces.view(-1), group=group)
+    dist.reduce_scatter_single(out.view(-1), pieces.view(-1), group=group)
     return out
 
 

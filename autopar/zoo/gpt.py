@@ -1,8 +1,10 @@
-"""A small byte-level GPT: pre-norm transformer blocks, learned positions, untied output head."""
+"""A small byte-level GPT: pre-norm transformer blocks, learned positions, untied output head.
+
+Trains on any text: ``autopar run plan.json --data FILE``. For data of another kind, add ``build_dataset(split)``.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +34,8 @@ class Attention(nn.Module):
             for project in (self.q, self.k, self.v)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        out: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
 
 
 class Block(nn.Module):
@@ -45,11 +48,12 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attn(self.norm1(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        out: torch.Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return out
 
 
 class GPT(nn.Module):
-    """Token ids in, loss out (logits without labels)."""
+    """Token ids in, logits out."""
 
     def __init__(self, vocabulary: int, width: int, heads: int, layers: int, sequence: int) -> None:
         super().__init__()
@@ -62,7 +66,8 @@ class GPT(nn.Module):
         x = self.tokens(input_ids) + self.positions(places)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
 
 
 def build_model() -> nn.Module:
@@ -77,23 +82,3 @@ def example_batch(batch_size: int) -> dict[str, torch.Tensor]:
 
 def compute_loss(output: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
     return F.cross_entropy(output.flatten(0, 1), batch["labels"].flatten())
-
-
-class Bytes(torch.utils.data.Dataset):
-    """A text cut into pieces of one sequence and the byte after it."""
-
-    def __init__(self, text: bytes) -> None:
-        self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-    def __len__(self) -> int:
-        return (len(self.text) - 1) // SEQUENCE
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        piece = self.text[index * SEQUENCE : (index + 1) * SEQUENCE + 1].long()
-        return {"input_ids": piece[:-1], "labels": piece[1:]}
-
-
-def build_dataset(split: str) -> torch.utils.data.Dataset:
-    text = (Path(__file__).parents[1] / "data" / "fables.txt").read_bytes()
-    cut = len(text) * 9 // 10
-    return Bytes(text[:cut] if split == "train" else text[cut:])

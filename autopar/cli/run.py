@@ -1,0 +1,59 @@
+"""``autopar run``: train with a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    plan: Annotated[Path, typer.Argument(help="plan.json from 'autopar search'.")],
+    model: Annotated[str | None, typer.Argument(help="model.py, if it has moved since the search.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to do in all.")] = 20,
+    data: Annotated[str | None, typer.Option(help="Text file (bytes) or .bin (uint16 tokens) to train on.")] = None,
+    checkpoint_dir: Annotated[str | None, typer.Option(help="Write checkpoints here.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
+    resume: Annotated[str, typer.Option(help="auto, none, or the path of a checkpoint.")] = "auto",
+    metrics: Annotated[str | None, typer.Option(help="Write one JSON object a step to this file.")] = None,
+    clip: Annotated[float | None, typer.Option(help="Clip the global gradient norm to this.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for a silent process.")] = 300.0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Train with a plan: starts the processes here, or joins those that torchrun started.
+
+    Example: autopar run plan.json --steps 20 --metrics metrics.jsonl
+    """
+    import json
+    import os
+
+    from autopar.plan import Plan
+    from autopar.runtime.launch import run as launch
+    from autopar.runtime.trainer import Options
+    from autopar.units import format_seconds
+
+    chosen = Plan.load(plan)
+    options = Options(
+        steps=steps,
+        data=data,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        metrics=metrics,
+        max_grad_norm=clip,
+    )
+    summary = launch(chosen, model or chosen.model.source, options, timeout)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if json_output:
+        typer.echo(json.dumps(summary))
+    elif summary["steps_this_run"]:
+        predicted = summary["predicted_step_time_s"]
+        beside = f", predicted {format_seconds(predicted)}" if predicted else ""
+        typer.echo(
+            f"{summary['steps']} steps on {summary['processes']} processes: loss {summary['first_loss']:.4f} -> "
+            f"{summary['last_loss']:.4f}, median step {format_seconds(summary['median_step_time_s'])}{beside}"
+        )
+    else:
+        typer.echo(f"nothing to do: {summary['steps']} steps are done")

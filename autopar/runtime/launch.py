@@ -1,0 +1,186 @@
+"""Launch: starts a run's processes on this machine, or joins those that torchrun started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from autopar.errors import AutoparError, PlanError, RunError
+from autopar.model.capture import capture
+from autopar.model.spec import load
+from autopar.plan import Plan
+from autopar.runtime.parallelize import check_model, check_runnable
+from autopar.runtime.trainer import Options
+from autopar.runtime.worker import work
+from autopar.sharding.resolve import resolve_plan
+
+GRACE_S = 10.0  # between asking a process to stop and killing it
+
+
+def run(plan: Plan, source: str, options: Options, timeout_s: float = 300.0) -> dict[str, Any]:
+    """Trains with a plan.
+
+    Under torchrun (``WORLD_SIZE`` is set) this process is one of the run's; else the processes are started here.
+
+    Args:
+        plan: checked against the model before anything starts.
+        source: the model, as :func:`autopar.model.spec.load` takes it.
+        timeout_s: how long a process waits for its peers before it gives up.
+
+    Returns:
+        The run's summary (see :func:`autopar.runtime.trainer.train`).
+
+    Raises:
+        PlanError: the plan does not go with the model or the number of processes.
+        RunError: a process failed; names its rank and its own error. All others have been stopped.
+    """
+    check_plan(plan, source)
+    world = int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
+    if world is None:
+        return _run_local(plan, source, options, timeout_s)
+    if world != plan.mesh.devices:
+        raise PlanError(
+            f"the plan needs {plan.mesh.devices} processes ({plan.mesh.describe()}), there are {world}",
+            f"Start it with torchrun --nproc-per-node {plan.mesh.devices}, or search a plan for {world}",
+        )
+    return work(plan, source, options, timeout_s)
+
+
+def check_plan(plan: Plan, source: str) -> None:
+    """Everything about a plan that can be known before a process is started.
+
+    Raises:
+        PlanError: it was made for another model, holds an impossible placement, or cannot run.
+    """
+    check_runnable(plan)
+    graph = capture(load(source), plan.micro_batch)
+    check_model(plan, graph, source)
+    resolve_plan(graph, plan)
+
+
+def _run_local(plan: Plan, source: str, options: Options, timeout_s: float) -> dict[str, Any]:
+    world = plan.mesh.devices
+    with tempfile.TemporaryDirectory(prefix="autopar-run-") as name:
+        folder = Path(name)
+        plan.save(folder / "plan.json")
+        order = {
+            "plan": str(folder / "plan.json"),
+            "source": source,
+            "options": asdict(options),
+            "timeout_s": timeout_s,
+            "init_method": f"file://{folder / 'store'}",
+            "threads": max(1, (os.cpu_count() or 1) // world),
+            "parent": os.getpid(),
+        }
+        (folder / "order.json").write_text(json.dumps(order))
+        with _processes(folder, world, int(order["threads"])) as processes:  # type: ignore[call-overload]
+            return _wait(folder, processes)
+
+
+@contextlib.contextmanager
+def _processes(folder: Path, world: int, threads: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Starts the processes; however the block ends, none is left."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    main = _in_main_thread()
+    previous = signal.signal(signal.SIGTERM, forward) if main else None
+    try:
+        for rank in range(world):
+            env = {
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world),
+                "OMP_NUM_THREADS": str(threads),
+            }
+            command = [sys.executable, "-m", "autopar.runtime.worker", str(folder / "order.json")]
+            processes.append(
+                subprocess.Popen(command, env=env, stdout=sys.stderr.fileno() if _real(sys.stderr) else None)
+            )
+        yield processes
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, previous)
+        _end(processes)
+
+
+def _real(stream: Any) -> bool:
+    try:
+        return stream.fileno() >= 0
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _in_main_thread() -> bool:
+    import threading
+
+    return threading.current_thread() is threading.main_thread()
+
+
+def _wait(folder: Path, processes: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """Until all have ended well, or one has failed."""
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
+        if failed:
+            time.sleep(0.3)  # a peer's failure follows from the first one's: let it write its own error
+            raise _failure(folder, processes)
+        if all(code == 0 for code in codes):
+            summary: dict[str, Any] = json.loads((folder / "result-0.json").read_text())["summary"]
+            return summary
+        time.sleep(0.05)
+
+
+def _failure(folder: Path, processes: list[subprocess.Popen[bytes]]) -> AutoparError:
+    """The error of the process that failed first; broken connections to it are consequences."""
+    found: list[tuple[bool, float, int, dict[str, Any]]] = []
+    for rank, process in enumerate(processes):
+        code = process.poll()
+        if code in (None, 0):
+            continue
+        path = folder / f"result-{rank}.json"
+        if path.is_file():
+            result = json.loads(path.read_text())
+            follows = any(sign in result["what"] for sign in ("Connection closed", "Connection reset", "Broken pipe"))
+            found.append((follows, path.stat().st_mtime, rank, result))
+        else:
+            how = (
+                f"killed by {signal.Signals(-code).name}"
+                if code is not None and code < 0
+                else f"ended with code {code}"
+            )
+            found.append((False, 0.0, rank, {"what": f"the process was {how}", "remedy": "", "exit_code": 1}))
+    _, _, rank, result = min(found, key=lambda item: item[:3])
+    if result["exit_code"] == 2:
+        return PlanError(result["what"], result["remedy"])
+    return RunError(f"rank {rank} failed: {result['what']}; all other processes were stopped", result["remedy"])
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

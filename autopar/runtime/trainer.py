@@ -1,0 +1,181 @@
+"""The training loop of one process: data, step, metrics, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from autopar.errors import RunError
+from autopar.runtime import checkpoint
+from autopar.runtime.data import make_source
+from autopar.runtime.parallelize import ParallelModel
+from autopar.units import format_seconds
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of a run that are no part of the plan.
+
+    Attributes:
+        steps: optimizer steps to do in all, those of the checkpoint included.
+        data: file of tokens, or None.
+        checkpoint_dir: where to write checkpoints, or None for none.
+        checkpoint_every: steps between checkpoints; one is always written at the end.
+        resume: ``auto``, ``none`` or the path of a checkpoint.
+        metrics: JSONL file, or None.
+        max_grad_norm: clip the gradient's global norm, or None.
+    """
+
+    steps: int
+    data: str | None = None
+    checkpoint_dir: str | None = None
+    checkpoint_every: int = 100
+    resume: str = "auto"
+    metrics: str | None = None
+    max_grad_norm: float | None = None
+
+
+def train(model: ParallelModel, options: Options) -> dict[str, Any]:
+    """Trains; every process of the plan must call it.
+
+    Returns:
+        A summary (the same on every process): steps done, first and last loss, median step time, predicted step time.
+
+    Raises:
+        RunError: the loss became NaN or infinite; names the step and the last checkpoint.
+    """
+    return _Loop(model, options).run()
+
+
+class _Loop:
+    def __init__(self, model: ParallelModel, options: Options) -> None:
+        self.model, self.options, self.plan = model, options, model.plan
+        self.first = not dist.is_initialized() or dist.get_rank() == 0
+        self.folder = Path(options.checkpoint_dir) if options.checkpoint_dir else None
+        self.rows: list[dict[str, Any]] = []
+        self.stopping = False
+        model.max_grad_norm = options.max_grad_norm
+
+    def run(self) -> dict[str, Any]:
+        source = make_source(
+            self.model.job, self.plan, self.model.graph, self.model.topology.data_shard, self.options.data
+        )
+        found = checkpoint.find(self.options.resume, self.folder)
+        begin = checkpoint.load(self.model, found) if found else 0
+        if found:
+            self._say(f"resumed from {found} after step {begin}")
+        metrics = self._open(begin)
+        previous = signal.signal(signal.SIGTERM, self._stop)
+        try:
+            step = begin
+            while step < self.options.steps and not self._agreed_stop():
+                self._step(step, source, metrics)
+                step += 1
+                last = step == self.options.steps or self.stopping
+                if self.folder and (last or step % self.options.checkpoint_every == 0):
+                    checkpoint.save(self.model, self.folder, step)
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+            if metrics:
+                metrics.close()
+        if self.stopping and step < self.options.steps and self.folder:
+            self._say(f"stopped after step {step}; the same command goes on from there")
+        return self._summary(begin, step)
+
+    def _step(self, step: int, source: Any, metrics: TextIO | None) -> None:
+        begun = time.perf_counter()
+        shard = source.shard(step)
+        waited = time.perf_counter() - begun
+        self.model.step_shard(shard)
+        elapsed = time.perf_counter() - begun
+        if not math.isfinite(self.model.loss):
+            self._fail(step)
+        row = self._row(step, elapsed, waited)
+        self.rows.append(row)
+        if metrics:
+            metrics.write(json.dumps(row) + "\n")
+            metrics.flush()
+        if step < 3 or (step + 1) % 5 == 0 or step + 1 == self.options.steps:
+            self._say(
+                f"step {step + 1:>5}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3f}  "
+                f"{format_seconds(elapsed)} (predicted {format_seconds(row['predicted_step_time_s'] or math.nan)})  "
+                f"{row['tokens_per_s']:,.0f} tokens/s"
+            )
+
+    def _row(self, step: int, elapsed: float, waited: float) -> dict[str, Any]:
+        estimate = self.plan.estimate
+        tokens = self.plan.global_batch * self.model.graph.tokens_per_sample
+        flops = (self.model.graph.forward_flops + self.model.graph.backward_flops) / self.plan.micro_batch
+        peak = float(estimate["tflops_per_device"]) / float(estimate["mfu"]) * 1e12 if estimate.get("mfu") else math.nan
+        rate = flops * self.plan.global_batch / self.plan.mesh.devices / elapsed
+        return {
+            "step": step + 1,
+            "loss": self.model.loss,
+            "grad_norm": self.model.grad_norm,
+            "lr": float(self.model.optimizer.param_groups[0]["lr"]),
+            "step_time_s": elapsed,
+            "data_wait_s": waited,
+            "tokens_per_s": tokens / elapsed,
+            "mfu": rate / peak if peak == peak else None,
+            "predicted_step_time_s": estimate.get("step_time_s"),
+        }
+
+    def _fail(self, step: int) -> None:
+        saved = checkpoint.checkpoints(self.folder) if self.folder else []
+        where = f"the last checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
+        raise RunError(f"the loss is {self.model.loss} at step {step + 1}; {where}", "Lower the learning rate")
+
+    def _open(self, begin: int) -> TextIO | None:
+        """The metrics file on the first process; on resume, rows of steps to be done again are dropped."""
+        if not self.first or not self.options.metrics:
+            return None
+        path = Path(self.options.metrics)
+        kept = []
+        if begin and path.is_file():
+            kept = [line for line in path.read_text().splitlines() if line and json.loads(line)["step"] <= begin]
+        file = path.open("w")
+        file.writelines(line + "\n" for line in kept)
+        return file
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopping = True
+
+    def _agreed_stop(self) -> bool:
+        """Whether any process was told to stop; asked at the same step by all."""
+        if self.folder is None or not dist.is_initialized():
+            return self.stopping
+        flag = torch.tensor(int(self.stopping))
+        if dist.get_backend() == "nccl":
+            flag = flag.to(self.model.topology.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        self.stopping = bool(flag)
+        return self.stopping
+
+    def _summary(self, begin: int, step: int) -> dict[str, Any]:
+        settled = [row["step_time_s"] for row in self.rows[2:]] or [row["step_time_s"] for row in self.rows]
+        median = sorted(settled)[len(settled) // 2] if settled else None
+        return {
+            "steps": step,
+            "steps_this_run": step - begin,
+            "first_loss": self.rows[0]["loss"] if self.rows else None,
+            "last_loss": self.rows[-1]["loss"] if self.rows else None,
+            "losses": [row["loss"] for row in self.rows],
+            "median_step_time_s": median,
+            "predicted_step_time_s": self.plan.estimate.get("step_time_s"),
+            "tokens_per_s": self.rows[-1]["tokens_per_s"] if self.rows else None,
+            "processes": self.plan.mesh.devices,
+        }
+
+    def _say(self, line: str) -> None:
+        if self.first:
+            print(line, file=sys.stderr, flush=True)

@@ -215,6 +215,6 @@ class ChainSolver:
             node = self.graph.nodes[name]
             if node.requires_grad:
                 cut = math.prod(n for p, n in zip(spec, self.sizes.values(), strict=True) if p.is_shard)
-                seconds, nbytes = self.parameter_costs(node, node.meta.numel // cut)
+                seconds, nbytes = self.parameter_costs.step(node, node.meta.numel // cut)
                 total += seconds / self.micro_batches + nbytes * self.price
         return total

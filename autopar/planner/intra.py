@@ -51,8 +51,11 @@ class Costs(Protocol):
 class ParameterCosts(Protocol):
     """What one parameter costs once per optimizer step."""
 
-    def __call__(self, node: OpNode, local_numel: int) -> tuple[float, float]:
+    def step(self, node: OpNode, local_numel: int) -> tuple[float, float]:
         """Seconds a step (optimizer, reduction over data) and bytes at rest (with gradient and states)."""
+
+    def reduction(self, axis: str, local_numel: int) -> float:
+        """Seconds a step to sum a replicated parameter's partial gradient over a mesh axis."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,9 @@ class _Program:
 
     def _key(self, node: OpNode, choice: Choice, operand: int) -> Key:
         wants_grad = self.graph.nodes[node.inputs[operand]].requires_grad
-        return tuple((s.inputs[operand], wants_grad and bool(s.grad_partial) and s.grad_partial[operand]) for s in choice)
+        return tuple(
+            (s.inputs[operand], wants_grad and bool(s.grad_partial) and s.grad_partial[operand]) for s in choice
+        )
 
     def _operator_seconds(self, node: OpNode, choice: Choice) -> float:
         named = dict(zip(self.sizes, choice, strict=True))
@@ -264,10 +269,14 @@ class _Program:
         spec = tuple(p for p, _ in key)
         if not node.requires_grad:
             return 0.0
-        seconds, nbytes = self.parameter_costs(node, int(self._local(node.meta.numel, spec)))
-        if any(partial for _, partial in key):
-            seconds += self._conversion_seconds(name, spec, key) or 0.0
+        local = int(self._local(node.meta.numel, spec))
+        seconds, nbytes = self.parameter_costs.step(node, local)
+        seconds += self._reduction_seconds(key, local)
         return seconds / self.problem.micro_batches + nbytes * self.problem.price
+
+    def _reduction_seconds(self, key: Key, local_numel: int) -> float:
+        partial = [axis for axis, (_, is_partial) in zip(self.sizes, key, strict=True) if is_partial]
+        return sum(self.parameter_costs.reduction(axis, local_numel) for axis in partial)
 
     def _add_parameters(self) -> None:
         for name in self.block.parameters:
@@ -282,7 +291,7 @@ class _Program:
             self.made[name] = dict(zip(options, self._one_of(len(options)), strict=True))
             for spec, z in self.made[name].items():
                 if node.requires_grad:
-                    seconds, nbytes = self.parameter_costs(node, int(self._local(node.meta.numel, spec)))
+                    seconds, nbytes = self.parameter_costs.step(node, int(self._local(node.meta.numel, spec)))
                     self.terms.append((seconds / self.problem.micro_batches + nbytes * self.problem.price, z))
 
     # --- boundaries and edges --------------------------------------------------------------------------------
@@ -301,7 +310,7 @@ class _Program:
         made = self.made.setdefault(producer, {self.whole: 1})
         shared: dict[tuple[Spec, Key], Any] = {}
         keys = {key for use in uses for key in self.wanted[use]}
-        seconds = {(p, k): self._conversion_seconds(producer, p, k) for p in made for k in keys}
+        seconds = {(p, k): self._edge_seconds(producer, p, k) for p in made for k in keys}
         for use in uses:
             wanted = self.wanted[use]
             if all(seconds[p, k] == 0.0 for p in made for k in wanted):
@@ -315,15 +324,16 @@ class _Program:
                     continue
                 if pair not in shared:
                     shared[pair] = self._variable(False)
-                    self.terms.append((cost * self._share(producer, pair), shared[pair]))
+                    self.terms.append((cost, shared[pair]))
                 self.model += shared[pair] >= flow
         return True
 
-    def _share(self, producer: str, pair: tuple[Spec, Key]) -> float:
-        """A replicated parameter's partial gradient is summed once a step, everything else per micro-batch."""
-        node, (spec, key) = self.graph.nodes[producer], pair
-        once = node.kind == "parameter" and spec == tuple(p for p, _ in key)
-        return 1.0 / self.problem.micro_batches if once else 1.0
+    def _edge_seconds(self, producer: str, spec: Spec, key: Key) -> float | None:
+        """Of a redistribution per micro-batch; a replicated parameter's partial gradient is summed once a step."""
+        node = self.graph.nodes[producer]
+        if node.kind == "parameter" and node.requires_grad and spec == tuple(p for p, _ in key):
+            return self._reduction_seconds(key, int(self._local(node.meta.numel, spec))) / self.problem.micro_batches
+        return self._conversion_seconds(producer, spec, key)
 
     def _flows(
         self, made: dict[Spec, Any], wanted: dict[Key, Any], seconds: dict[tuple[Spec, Key], float | None]

@@ -57,7 +57,11 @@ class Pins:
         have["dp"] = candidate.mesh.dp
         if "dp" in self.numbers and "dp_shard" not in self.numbers and self.words.get("zero_stage") != "3":
             have["dp"] = candidate.mesh.dp_replicate if candidate.mesh.dp_shard == 1 else -1
-        if "zero_stage" in self.words and candidate.mesh.dp > 1 and str(candidate.zero_stage) != self.words["zero_stage"]:
+        if (
+            "zero_stage" in self.words
+            and candidate.mesh.dp > 1
+            and str(candidate.zero_stage) != self.words["zero_stage"]
+        ):
             return False
         return all(have[key] == value for key, value in self.numbers.items())
 
@@ -140,7 +144,9 @@ def _check_against_devices(pins: Pins, devices: int) -> None:
             continue
         if key in ("dp_replicate", "dp_shard") and "dp" in pins.numbers:
             if pins.numbers["dp"] % value:
-                raise InputError(f"pins dp={pins.numbers['dp']} and {key}={value} contradict each other", "dp is a multiple")
+                raise InputError(
+                    f"pins dp={pins.numbers['dp']} and {key}={value} contradict each other", "dp is a multiple"
+                )
             continue
         taken *= value
         if devices % taken:

@@ -1,0 +1,145 @@
+"""Stages: where the chain of blocks is cut for pipeline parallelism.
+
+A synchronous pipeline takes the time of one micro-batch through all stages and, for every further micro-batch, the
+time of the slowest stage (Zheng et al. 2022, arXiv 2201.12023, section 5). Few cuts are all tried; among many, dynamic
+programming finds the one that is best by that formula for every bound on the slowest stage. The engine's simulator
+decides between what is found here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Cut = tuple[int, ...]  # first block of every stage; begins with 0
+MOST_ENUMERATED = 64
+MOST_BOUNDS = 12
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class BlockLoad:
+    """One block as the cutting sees it.
+
+    Attributes:
+        seconds: forward and backward of one micro-batch, with its share of what happens once a step.
+        forward_s: of one micro-batch; the price of recomputing it.
+        send_s: sending its outputs on and their gradients back, if a stage ends after it.
+        fixed_bytes: parameters, gradients and optimizer states.
+        saved_bytes, recomputed_bytes: activations of one micro-batch, without and with recomputation.
+    """
+
+    seconds: float
+    forward_s: float
+    send_s: float
+    fixed_bytes: float
+    saved_bytes: float
+    recomputed_bytes: float
+
+
+def cuts(
+    loads: Sequence[BlockLoad],
+    stages: int,
+    micro_batches: int,
+    in_flight: Sequence[int],
+    memory_bytes: float,
+    may_recompute: bool = True,
+) -> list[Cut]:
+    """Ways to cut worth pricing, most promising first.
+
+    Args:
+        loads: of every block, in order.
+        stages: how many.
+        micro_batches: per step.
+        in_flight: per stage, the most micro-batches it holds at once.
+        memory_bytes: what a stage may take.
+
+    Returns:
+        All of them where they are few, else the best by formula; none where there are fewer blocks than stages.
+    """
+    if stages > len(loads):
+        return []
+    times = _stage_times(loads, stages, in_flight, memory_bytes, may_recompute)
+    if math.comb(len(loads) - 1, stages - 1) <= MOST_ENUMERATED:
+        every = [(0, *inner) for inner in combinations(range(1, len(loads)), stages - 1)]
+        return sorted(every, key=lambda cut: (_formula(cut, times, loads, micro_batches), cut))
+    return _by_programming(times, loads, stages, micro_batches)
+
+
+def _stage_times(
+    loads: Sequence[BlockLoad], stages: int, in_flight: Sequence[int], memory_bytes: float, may_recompute: bool
+) -> Array:
+    """Seconds per micro-batch of blocks i..j-1 as stage s, at [s, i, j]; as much recomputed as memory asks for.
+
+    Infinite where even full recomputation does not fit.
+    """
+
+    def spans(values: list[float]) -> Array:
+        total = np.concatenate([[0.0], np.cumsum(values)])
+        return np.asarray(total[None, :] - total[:, None])
+
+    seconds, forward = spans([b.seconds for b in loads]), spans([b.forward_s for b in loads])
+    fixed = spans([b.fixed_bytes for b in loads])
+    saved, least = spans([b.saved_bytes for b in loads]), spans([b.recomputed_bytes for b in loads])
+    found = np.empty((stages, len(loads) + 1, len(loads) + 1))
+    for stage in range(stages):
+        missing = fixed + in_flight[stage] * saved - memory_bytes
+        gain = np.maximum(in_flight[stage] * (saved - least), 1e-9)
+        share = np.clip(missing / gain, 0.0, None)
+        time = seconds + np.minimum(share, 1.0) * forward
+        found[stage] = np.where(share > (1.0 if may_recompute else 0.0), np.inf, time)
+    return found
+
+
+def _formula(cut: Cut, times: Array, loads: Sequence[BlockLoad], micro_batches: int) -> float:
+    ends = (*cut[1:], len(loads))
+    each = [times[s, i, j] for s, (i, j) in enumerate(zip(cut, ends, strict=True))]
+    send = sum(loads[j - 1].send_s for j in cut[1:])
+    return float(sum(each) + send + (micro_batches - 1) * max(each))
+
+
+def _by_programming(times: Array, loads: Sequence[BlockLoad], stages: int, micro_batches: int) -> list[Cut]:
+    """The best cut under each of a few bounds on the slowest stage, ascending from the least possible one."""
+    finite = np.unique(times[np.isfinite(times) & (times > 0)])
+    if not len(finite):
+        return []
+    send = np.array([0.0, *(b.send_s for b in loads)])
+    low, high = 0, len(finite) - 1
+    if _under(finite[high], times, send, stages) is None:
+        return []
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if _under(finite[middle], times, send, stages) is None else (low, middle)
+    found: dict[Cut, float] = {}
+    slack = finite[low] * (1.0 + 1.0 / micro_batches)  # beyond, what the sum can win the bottleneck loses
+    bounds = [b for b in finite[low:] if b <= slack]
+    for bound in bounds[:: max(1, len(bounds) // MOST_BOUNDS)]:
+        cut = _under(bound, times, send, stages)
+        if cut is not None:
+            found[cut] = _formula(cut, times, loads, micro_batches)
+    return sorted(found, key=lambda cut: (found[cut], cut))
+
+
+def _under(bound: float, times: Array, send: Array, stages: int) -> Cut | None:
+    """The cut of least total time whose slowest stage is within a bound."""
+    count = times.shape[1] - 1
+    best = np.full((stages + 1, count + 1), np.inf)
+    best[0, 0] = 0.0
+    came = np.zeros((stages + 1, count + 1), dtype=int)
+    upper = np.triu(np.ones((count + 1, count + 1), dtype=bool), 1)
+    for s in range(stages):
+        allowed = np.where(upper & (times[s] <= bound), times[s], np.inf)
+        total = (best[s] + np.where(np.arange(count + 1) > 0, send, 0.0))[:, None] + allowed
+        came[s + 1], best[s + 1] = total.argmin(axis=0), total.min(axis=0)
+    if not np.isfinite(best[stages, count]):
+        return None
+    cut, end = [], count
+    for s in range(stages, 0, -1):
+        end = int(came[s, end])
+        cut.append(end)
+    return tuple(reversed(cut))

@@ -62,9 +62,7 @@ def make_plan(graph: OpGraph, mesh: dict[str, int], micro_batch: int, micro_batc
     shape = Mesh(**mesh)
     sequence = more.pop("sequence_sharded", False)
     recompute = more.pop("recompute", "none")
-    layouts = {
-        b.kind: megatron_layout(graph, b, sequence) if shape.tp > 1 else Layout() for b in graph.blocks
-    }
+    layouts = {b.kind: megatron_layout(graph, b, sequence) if shape.tp > 1 else Layout() for b in graph.blocks}
     count = shape.pp * more.get("virtual_stages", 1)
     names = [b.name for b in graph.blocks]
     stages = [names[i * len(names) // count] for i in range(count)]

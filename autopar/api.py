@@ -64,7 +64,7 @@ def search(
         InputError: a pin or the batch contradicts the cluster.
         NoPlanFits: nothing fits in memory.
     """
-    from autopar.search.planner import search as search_plans
+    from autopar.planner.planner import search as search_plans
 
     found = search_plans(
         job,

@@ -69,7 +69,7 @@ def search(
         CaptureError, ModelError: the model cannot be captured.
         NoPlanFits: every plan needs more memory than a device has.
     """
-    check_settings(global_batch, precision, top, cluster)
+    check_settings(global_batch, precision, top, cluster, time_limit_s)
     checked = check_pins(pins or {}, cluster.devices, global_batch)
     return _Search(job, cluster, global_batch, precision, top, time_limit_s, progress).run(checked)
 
@@ -198,6 +198,7 @@ class _Search:
         settings = {
             "pins": {**pins.numbers, **pins.words},
             "lower_bound_s": bound,
+            "search_time_s": seconds,
             "complete": complete,
         }
         return priced.plan.model_copy(update={"estimate": estimate, "optimality_gap": gap, "search": settings})

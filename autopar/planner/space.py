@@ -220,15 +220,21 @@ def schedules_of(candidate: Candidate, pins: Pins) -> tuple[str, ...]:
     return tuple(s for s in pins.options("schedule") if s == "gpipe" or enough)
 
 
-def check_settings(global_batch: int, precision: str, top: int, cluster: Cluster) -> None:
-    """Raises:
-    InputError: a setting of the search is out of range.
+def check_settings(
+    global_batch: int, precision: str, top: int, cluster: Cluster, time_limit_s: float | None = None
+) -> None:
+    """Checks what is not a pin.
+
+    Raises:
+        InputError: a setting of the search is out of range.
     """
     if global_batch < 1:
         raise InputError(f"global batch {global_batch} is not positive", "Give the samples of one optimizer step")
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision!r} is unknown", f"Use one of {', '.join(PRECISIONS)}")
     if top < 1:
-        raise InputError(f"--top {top} is not positive", "Ask for at least one plan")
+        raise InputError(f"top {top} is not positive", "Ask for at least one plan")
+    if time_limit_s is not None and time_limit_s <= 0:
+        raise InputError(f"time limit {time_limit_s} is not positive", "Give seconds")
     if cluster.devices < 1:
         raise InputError(f"cluster {cluster.name!r} has no devices", "Give it at least one")

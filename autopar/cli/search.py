@@ -1,0 +1,130 @@
+"""``autopar search``: find the best plan for a model on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from autopar.planner.planner import SearchResult
+
+
+def search(
+    model: Annotated[str, typer.Argument(help="model.py, or hf:PATH of a config.json.")],
+    cluster: Annotated[str, typer.Option(help="Name or path of a cluster; see 'autopar clusters'.")],
+    global_batch: Annotated[int, typer.Option(help="Samples per optimizer step, over all devices.")],
+    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "fp32",
+    pin: Annotated[
+        list[str] | None, typer.Option(help="A choice to keep, as tp=2 or schedule=gpipe; repeat for more.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many plans to show.")] = 5,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds; then the best plan so far is taken.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the best plan.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Find the best plan to train a model on a cluster, and prove how good it is.
+
+    Example: autopar search model.py --cluster local-cpu-2 --global-batch 16 -o plan.json
+    """
+    import json
+
+    from rich.console import Console
+
+    from autopar.hardware.cluster import Cluster
+    from autopar.model.spec import load
+    from autopar.planner.space import check_settings, parse_pins
+    from autopar.report.tables import plan_table, why_it_wins
+
+    pins = parse_pins(pin or [])
+    if output is not None:
+        _check_writable(output)
+    where = Cluster.load(cluster)
+    check_settings(global_batch, precision, top, where, time_limit)
+    found = _search(load(model), where, global_batch, precision, pins, top, time_limit)
+    if output is not None:
+        found.plans[0].save(output)
+    if json_output:
+        typer.echo(json.dumps(_document(found)))
+        return
+    console = Console()
+    console.print(plan_table(found.plans, found.baselines))
+    console.print(why_it_wins(found.plans, found.baselines))
+    console.print(_proof(found))
+    if output is not None:
+        console.print(f"Plan written to {output}")
+
+
+def _search(
+    job: Any, where: Any, batch: int, precision: str, pins: dict[str, str], top: int, limit: float | None
+) -> SearchResult:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from autopar.planner.planner import search as search_plans
+
+    columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        line = bar.add_task("capturing", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(line, completed=done, total=total, description=what)
+
+        return search_plans(job, where, batch, precision, pins, top, limit, progress)
+
+
+def _check_writable(path: Path) -> None:
+    """Before a long search rather than after it."""
+    import os
+
+    from autopar.errors import InputError
+
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"output folder {str(folder)!r} does not exist", "Make it, or write elsewhere")
+    if path.is_dir():
+        raise InputError(f"output {str(path)!r} is a folder", "Name a file, such as plan.json")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise InputError(f"output {str(path)!r} cannot be written", "Write elsewhere")
+
+
+def _proof(found: SearchResult) -> str:
+    from autopar.units import format_seconds
+
+    gap = found.plans[0].optimality_gap or 0.0
+    end = "" if found.complete else ", stopped at the time limit"
+    return (
+        f"No plan can take less than {format_seconds(found.lower_bound_s)} a step (predicted): the best is within "
+        f"{100 * gap:.1f}% of it. Searched for {found.search_time_s:.1f} s{end}."
+    )
+
+
+def _document(found: SearchResult) -> dict[str, Any]:
+    """One JSON document: the best plan's estimate at the top, every plan's in ``plans``."""
+    return {
+        **found.plans[0].estimate,
+        "lower_bound_s": found.lower_bound_s,
+        "complete": found.complete,
+        "plans": [_summary(plan) for plan in found.plans],
+        "baselines": [
+            {"name": name, "reason": reason, **({} if plan is None else _summary(plan))}
+            for name, plan, reason in found.baselines
+        ],
+        "rejected": [{"candidate": what, "reason": reason} for what, reason in found.rejected],
+    }
+
+
+def _summary(plan: Any) -> dict[str, Any]:
+    from autopar.report.tables import recompute_of
+
+    return {
+        **plan.estimate,
+        "micro_batch": plan.micro_batch,
+        "micro_batches": plan.micro_batches,
+        "schedule": plan.schedule,
+        "virtual_stages": plan.virtual_stages,
+        "recompute": recompute_of(plan),
+        "zero_stage": plan.zero_stage,
+        "stages": plan.stages,
+    }

@@ -136,7 +136,8 @@ def _labels(block: str, members: Iterable[str], nodes: dict[str, OpNode]) -> tup
     labels = []
     for name in members:
         module = nodes[name].module
-        path = module.removeprefix(block).removeprefix(".") if module.startswith(block) else module
+        inside = module == block or module.startswith(block + ".")
+        path = module.removeprefix(block).removeprefix(".") if inside or not _MEMBER.match(module) else ""
         parts = nodes[name].op.split(".")
         op = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
         base = f"{path}.{op}" if path else op

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.export.graph_signature import InputKind
 from autopar.errors import AutoparError, CaptureError
 from autopar.model.blocks import find_blocks
 from autopar.model.graph import NodeKind, OpGraph, OpNode, TensorMeta
-from autopar.model.operator_facts import OperatorFacts, facts_of
+from autopar.model.operator_facts import OperatorFacts, Strided, facts_of
 from autopar.model.spec import TrainingJob
 
 PREFIX = "model."  # the user's model inside the LossModule
@@ -69,7 +70,7 @@ class _Builder:
         self.graph, self.nodes = fx.Graph(), {}  # type: tuple[fx.Graph, dict[str, OpNode]]
         self.new: dict[fx.Node, fx.Node] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.storage: dict[int, str] = {}
+        self.laid_out: dict[str, tuple[Strided, ...]] = {}
         self.known: dict[Any, OperatorFacts] = {}
         self.canonical, self.tied = _ties(module)
 
@@ -128,36 +129,51 @@ class _Builder:
         self.new[node] = new
         meta = TensorMeta(tuple(value.shape), value.dtype)
         self.nodes[name] = OpNode(name, kind, target, (), (meta,), requires_grad=trainable)
-        self.storage[value.untyped_storage()._cdata] = name
+        self.laid_out[name] = (Strided.of(value),)
 
     def _operator(self, node: fx.Node) -> None:
+        if node.meta.get("val") is None and not node.users:
+            return  # an assertion about metadata
         new = self.graph.node_copy(node, lambda n: self.new[n])
         self.new[node] = new
-        value = node.meta["val"]
-        values = [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, torch.Tensor)]
         operands: list[str] = []
         fx.map_arg((new.args, new.kwargs), lambda n: operands.append(n.name))
-        facts = facts_of(node, [self.nodes[name].requires_grad for name in operands], self.known)
-        root = None
-        if values and facts.is_view:
-            root = self.storage.get(values[0].untyped_storage()._cdata) or operands[0]
-        else:
-            for v in values:
-                self.storage[v.untyped_storage()._cdata] = new.name
-        metas = tuple(TensorMeta(tuple(v.shape), v.dtype) for v in values)
+        if node.target is operator.getitem:
+            self._getitem(new, operands[0], int(new.args[1]))  # type: ignore[arg-type]
+            return
+        needs_grad = [self.nodes[name].requires_grad for name in operands]
+        facts = facts_of(node, [self.laid_out[name][0] for name in operands], needs_grad, self.known)
+        self.laid_out[new.name] = facts.outputs
+        viewed = None if facts.view_of is None else self.nodes[operands[facts.view_of]]
         self.nodes[new.name] = OpNode(
             name=new.name,
             kind="op",
-            op="getitem" if "getitem" in str(node.target) else str(node.target),
+            op=str(node.target),
             inputs=tuple(operands),
-            outputs=metas,
+            outputs=tuple(one.meta for one in facts.outputs),
             module=_module_path(node),
             source=_source_line(node),
             requires_grad=facts.requires_grad,
-            alias_of=root,
+            alias_of=(viewed.alias_of or viewed.name) if viewed else None,
             forward_flops=facts.forward_flops,
             backward_flops=facts.backward_flops,
-            saved=facts.saved_tensors(new.name, metas, operands, self.nodes),
+            saved=facts.saved_tensors(new.name, operands, self.nodes),
+        )
+
+    def _getitem(self, node: fx.Node, producer: str, index: int) -> None:
+        """One of several results."""
+        whole, one = self.nodes[producer], self.laid_out[producer][index]
+        self.laid_out[node.name] = (one,)
+        self.nodes[node.name] = OpNode(
+            name=node.name,
+            kind="op",
+            op="getitem",
+            inputs=(producer,),
+            outputs=(one.meta,),
+            module=whole.module,
+            source=whole.source,
+            requires_grad=whole.requires_grad and one.dtype.is_floating_point,
+            alias_of=whole.alias_of or producer,
         )
 
     def _loss(self, output: fx.Node) -> str:

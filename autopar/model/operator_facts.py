@@ -1,7 +1,8 @@
-"""Facts of one operator, found by running it alone on the meta device: FLOPs, what autograd saves, whether it is a view.
+"""Facts of one operator, found by running it alone on the meta device: FLOPs, layout of results, what autograd saves.
 
-Attention is the exception: the kernel that will run depends on the device, and all fused ones (FlashAttention, Dao
-et al. 2022, arXiv 2205.14135) keep query, key, value, output and one log-sum-exp per row; the meta device would show the unfused one.
+Attention is the exception: the kernel that will run depends on the device, and all fused ones (FlashAttention, Dao et
+al. 2022, arXiv 2205.14135) keep query, key, value, output and one log-sum-exp per row, and lay the output out as
+``[batch, length, heads, width]``; the meta device would show the unfused kernel.
 """
 
 from __future__ import annotations
@@ -19,22 +20,44 @@ from autopar.model.graph import OpNode, Saved, TensorMeta
 
 
 @dataclass(frozen=True)
+class Strided:
+    """Shape, strides and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Strided:
+        return Strided(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+    def empty(self, requires_grad: bool = False) -> torch.Tensor:
+        """A meta tensor like it."""
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        return made.requires_grad_(requires_grad and self.dtype.is_floating_point)
+
+    @property
+    def meta(self) -> TensorMeta:
+        return TensorMeta(self.shape, self.dtype)
+
+
+@dataclass(frozen=True)
 class OperatorFacts:
     """What one call of an operator does.
 
     Attributes:
+        view_of: index of the operand whose storage the results share, or None.
         saved: kept tensors: ("input", i), ("output", i), or a meta of a tensor of its own.
     """
 
+    outputs: tuple[Strided, ...]
     requires_grad: bool
-    is_view: bool
+    view_of: int | None
     forward_flops: int
     backward_flops: int
     saved: tuple[tuple[str, int] | TensorMeta, ...]
 
-    def saved_tensors(
-        self, name: str, metas: Sequence[TensorMeta], operands: Sequence[str], nodes: dict[str, OpNode]
-    ) -> tuple[Saved, ...]:
+    def saved_tensors(self, name: str, operands: Sequence[str], nodes: dict[str, OpNode]) -> tuple[Saved, ...]:
         """The saved tensors with the nodes whose storage they are; parameters and batch inputs apart."""
         found: list[Saved] = []
         for item in self.saved:
@@ -43,46 +66,38 @@ class OperatorFacts:
                 continue
             which, index = item
             if which == "output":
-                found.append(Saved(name, metas[index], index))
+                found.append(Saved(name, self.outputs[index].meta, index))
                 continue
             root = nodes[operands[index]]
-            if root.alias_of is not None:
-                root = nodes[root.alias_of]
-            if root.kind == "op":
+            root = nodes[root.alias_of] if root.alias_of is not None else root
+            if root.kind == "op" and all(s.source != root.name for s in found):
                 found.append(Saved(root.name, root.meta))
-        return tuple(dict.fromkeys(found))
+        return tuple(found)
 
 
-def facts_of(node: fx.Node, needs_grad: Sequence[bool], known: dict[Any, OperatorFacts]) -> OperatorFacts:
-    """Runs an exported operator on meta tensors like its own.
+def facts_of(
+    node: fx.Node, operands: Sequence[Strided], needs_grad: Sequence[bool], known: dict[Any, OperatorFacts]
+) -> OperatorFacts:
+    """Runs an exported operator on meta tensors.
 
     Args:
-        node: with fake values in ``meta["val"]`` of its operands.
+        node: a call_function node whose tensor operands are single tensors.
+        operands: one per tensor operand, in order of appearance.
         needs_grad: per tensor operand.
         known: facts by signature, filled as we go, so that repeated layers cost nothing.
     """
-    operands: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), operands.append)
     flat, _ = pytree.tree_flatten((node.args, dict(node.kwargs)))
-    key = (
-        str(node.target),
-        tuple(
-            (tuple(v.shape), v.stride(), v.dtype) if isinstance(v := n.meta["val"], torch.Tensor) else id(n)
-            for n in operands
-        ),
-        tuple(needs_grad),
-        tuple("tensor" if isinstance(a, fx.Node) else repr(a) for a in flat),
-    )
+    attributes = tuple("tensor" if isinstance(a, fx.Node) else repr(a) for a in flat)
+    key = (str(node.target), tuple(operands), tuple(needs_grad), attributes)
     if key not in known:
         known[key] = _run(node, operands, needs_grad)
     return known[key]
 
 
-def _run(node: fx.Node, operands: list[fx.Node], needs_grad: Sequence[bool]) -> OperatorFacts:
-    values = [_meta_like(n.meta["val"], grad) for n, grad in zip(operands, needs_grad, strict=True)]
+def _run(node: fx.Node, operands: Sequence[Strided], needs_grad: Sequence[bool]) -> OperatorFacts:
+    values = [one.empty(grad) for one, grad in zip(operands, needs_grad, strict=True)]
     queue = iter(values)
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: next(queue))
-    tensors = [v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
     kept: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -96,42 +111,36 @@ def _run(node: fx.Node, operands: list[fx.Node], needs_grad: Sequence[bool]) -> 
     with FlopCounterMode(display=False) as backward:
         if differentiable:
             torch.autograd.backward(differentiable, [torch.empty_like(v) for v in differentiable])
-    home = {
-        v.untyped_storage()._cdata: ("input", i)
-        for i, v in reversed(list(enumerate(values)))
-        if isinstance(v, torch.Tensor)
-    }
-    is_view = bool(outputs) and all(v.untyped_storage()._cdata in home for v in outputs)
-    if not is_view:
-        home = {**{v.untyped_storage()._cdata: ("output", i) for i, v in enumerate(outputs)}, **home}
+    home = {v.untyped_storage()._cdata: i for i, v in reversed(list(enumerate(values)))}
+    shared = {home.get(v.untyped_storage()._cdata) for v in outputs}
+    view_of = shared.pop() if len(shared) == 1 else None
     if "scaled_dot_product_attention" in str(node.target):
-        saved = _attention_saves(values, outputs[0], bool(differentiable))
+        laid_out = (Strided.of(_attention_output(outputs[0])),)
+        saved = _attention_saves(values, outputs[0]) if differentiable else ()
     else:
-        own = {t.untyped_storage()._cdata: t for t in kept}
-        saved = tuple(home.get(key) or TensorMeta(tuple(t.shape), t.dtype) for key, t in own.items())
-    del tensors
-    return OperatorFacts(
-        bool(differentiable),
-        is_view,
-        forward.get_total_flops(),
-        backward.get_total_flops(),
-        tuple(dict.fromkeys(saved)),
-    )
+        laid_out = tuple(Strided.of(v) for v in outputs)
+        saved = _saved(kept, values, outputs, view_of)
+    flops = forward.get_total_flops(), backward.get_total_flops()
+    return OperatorFacts(laid_out, bool(differentiable), view_of, *flops, saved)
 
 
-def _meta_like(value: Any, grad: bool) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(_meta_like(v, grad) for v in value)
-    if not isinstance(value, torch.Tensor):
-        return value
-    empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return empty.requires_grad_(grad and value.dtype.is_floating_point)
-
-
-def _attention_saves(
-    values: list[Any], out: torch.Tensor, differentiable: bool
+def _saved(
+    kept: list[torch.Tensor], values: list[torch.Tensor], outputs: list[torch.Tensor], view_of: int | None
 ) -> tuple[tuple[str, int] | TensorMeta, ...]:
-    if not differentiable:
-        return ()
-    operands = [("input", i) for i, v in enumerate(values[:4]) if isinstance(v, torch.Tensor)]
+    """Kept storages, each once, as operands, results or tensors of the operator's own."""
+    home: dict[int, tuple[str, int]] = {}
+    if view_of is None:
+        home.update({v.untyped_storage()._cdata: ("output", i) for i, v in enumerate(outputs)})
+    home.update({v.untyped_storage()._cdata: ("input", i) for i, v in reversed(list(enumerate(values)))})
+    own = {t.untyped_storage()._cdata: t for t in kept}
+    return tuple(home.get(key) or TensorMeta(tuple(t.shape), t.dtype) for key, t in own.items())
+
+
+def _attention_output(out: torch.Tensor) -> torch.Tensor:
+    """The output as fused kernels lay it out."""
+    return torch.empty_like(out.transpose(-3, -2), memory_format=torch.contiguous_format).transpose(-3, -2)
+
+
+def _attention_saves(values: list[torch.Tensor], out: torch.Tensor) -> tuple[tuple[str, int] | TensorMeta, ...]:
+    operands = [("input", i) for i in range(len(values[:4]))]
     return (*operands, ("output", 0), TensorMeta(tuple(out.shape[:-1]), torch.float32))

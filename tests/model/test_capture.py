@@ -1,0 +1,187 @@
+"""Every number of a captured graph against torch itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from autopar.errors import CaptureError
+from autopar.model.capture import capture
+from autopar.model.graph import OpGraph
+from autopar.model.spec import TrainingJob, load
+from autopar.model.summary import saved_bytes
+
+ZOO = Path(__file__).parents[2] / "autopar/zoo"
+MODELS = ["gpt", "mlp"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def job(request: pytest.FixtureRequest) -> TrainingJob:
+    return load(str(ZOO / f"{request.param}.py"))
+
+
+@pytest.fixture(scope="module")
+def graph(job: TrainingJob) -> OpGraph:
+    return capture(job, 4)
+
+
+def test_parameters_equal_the_state_dict(job: TrainingJob, graph: OpGraph) -> None:
+    state = job.build_model().state_dict()
+    assert {n.op: n.meta.shape for n in graph.of_kind("parameter")} == {k: tuple(v.shape) for k, v in state.items()}
+    assert graph.parameter_count == sum(v.numel() for v in state.values())
+
+
+def test_flops_equal_torchs_counter(job: TrainingJob, graph: OpGraph) -> None:
+    module = job.loss_module()
+    batch = job.flatten_batch(job.example_batch(4))
+    with sdpa_kernel(SDPBackend.MATH):  # the counter does not know the CPU's fused attention
+        with FlopCounterMode(display=False) as forward:
+            loss = module(**batch)
+        with FlopCounterMode(display=False) as backward:
+            loss.backward()
+    assert graph.forward_flops == forward.get_total_flops()
+    assert graph.backward_flops == backward.get_total_flops()
+
+
+def test_saved_activations_equal_what_autograd_keeps(job: TrainingJob, graph: OpGraph) -> None:
+    module = job.loss_module()
+    batch = job.flatten_batch(job.example_batch(4))
+    apart = {p.untyped_storage().data_ptr() for p in [*module.parameters(), *batch.values()]}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in apart:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        loss = module(**batch)
+    assert saved_bytes(graph, graph.blocks) == sum(kept.values())
+    del loss
+
+
+def run_graph(graph: OpGraph, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Runs the captured operators on real weights."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values: dict[fx.Node, Any] = {}
+    for node in graph.fx_graph.nodes:
+        if node.op == "placeholder":
+            values[node] = batch[str(node.target)]
+        elif node.op == "get_attr":
+            values[node] = tensors.get(str(node.target), graph.constants.get(str(node.target)))
+        elif node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+            values[node] = node.target(*args, **{k: "cpu" if k == "device" else v for k, v in kwargs.items()})
+    return values[graph.fx_node(graph.loss)]
+
+
+def test_the_graph_computes_the_models_loss_and_gradients(job: TrainingJob, graph: OpGraph) -> None:
+    torch.manual_seed(0)
+    module = job.loss_module()
+    batch = job.flatten_batch(job.example_batch(4))
+    expected = module(**batch)
+    expected.backward()
+    want = {k: p.grad.clone() for k, p in module.model.named_parameters() if p.grad is not None}
+    module.zero_grad()
+    got = run_graph(graph, module.model, batch)
+    got.backward()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    for name, parameter in module.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, want[name], rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_form_a_chain_over_all_operators(graph: OpGraph) -> None:
+    covered = [name for block in graph.blocks for name in block.nodes]
+    assert covered == [n.name for n in graph.of_kind("op")]
+    made: set[str] = set()
+    for block in graph.blocks:
+        for name in block.inputs:
+            assert name in made or graph.nodes[name].kind == "input"
+        made |= set(block.outputs)
+        assert len(set(block.labels)) == len(block.labels)
+    assert graph.loss in graph.blocks[-1].outputs
+
+
+def test_blocks_of_a_kind_are_aligned(graph: OpGraph) -> None:
+    for blocks in graph.block_kinds().values():
+        for block in blocks:
+            assert block.labels == blocks[0].labels
+            ops = [graph.nodes[n].op for n in block.nodes]
+            assert ops == [graph.nodes[n].op for n in blocks[0].nodes]
+
+
+def test_gpt_layers_are_one_kind() -> None:
+    kinds = capture(load(str(ZOO / "gpt.py")), 2).block_kinds()
+    assert {k: len(v) for k, v in kinds.items()} == {"embed": 1, "blocks": 4, "head": 1}
+
+
+def test_the_fingerprint_is_the_models_not_the_batchs(job: TrainingJob, graph: OpGraph) -> None:
+    assert capture(job, 2).fingerprint == graph.fingerprint
+    assert capture(job, 2).forward_flops * 2 == graph.forward_flops
+
+
+def write(folder: Path, text: str) -> TrainingJob:
+    (folder / "model.py").write_text("import torch\nfrom torch import nn\nimport torch.nn.functional as F\n" + text)
+    return load(str(folder / "model.py"))
+
+
+TIED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+        self.body = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head.weight = self.tokens.weight
+        self.register_buffer("scale", torch.ones(8))
+    def forward(self, ids, labels):
+        x = self.tokens(ids) * self.scale
+        mask = (ids > 2)[..., None].float()
+        skip = x
+        for layer in self.body:
+            x = x + layer(x) * mask
+        return F.cross_entropy(self.head(x + skip).flatten(0, 1), labels.flatten())
+def build_model():
+    return Model()
+def example_batch(n):
+    ids = torch.arange(n * 4).reshape(n, 4) % 16
+    return {"ids": ids, "labels": ids}
+"""
+
+
+def test_tied_weights_skips_masks_and_aliased_inputs(tmp_path: Path) -> None:
+    job = write(tmp_path, TIED)
+    graph = capture(job, 2)
+    assert graph.tied == {"tokens.weight": ("head.weight",)}
+    assert [n.op for n in graph.of_kind("parameter")].count("tokens.weight") == 1
+    layers = [b for b in graph.blocks if b.name.startswith("body.")]
+    assert len(layers) == 3
+    assert any(graph.nodes[n].requires_grad for n in graph.blocks[-1].inputs)  # the skip arrives at the head
+    assert all(b.prelude for b in layers[:2])  # the mask is recomputed, not sent
+    module = job.loss_module()
+    batch = job.flatten_batch(job.example_batch(2))
+    model = module.model
+    torch.testing.assert_close(run_graph(graph, model, batch), module(**batch))
+    assert {n.op for n in graph.of_kind("input")} == {"ids", "labels"}
+
+
+def test_data_dependent_control_flow_is_refused_with_its_line(tmp_path: Path) -> None:
+    job = write(
+        tmp_path,
+        "class M(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a = nn.Linear(4, 1)\n"
+        "    def forward(self, x):\n"
+        "        return self.a(x).mean() if x.sum() > 0 else x.mean()\n"
+        "def build_model():\n    return M()\n"
+        "def example_batch(n):\n    return {'x': torch.ones(n, 4)}\n",
+    )
+    with pytest.raises(CaptureError, match="line 9"):
+        capture(job, 2)

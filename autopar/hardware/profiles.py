@@ -28,7 +28,7 @@ def signature(op: str, inputs: Iterable[TensorMeta], outputs: Iterable[TensorMet
 
 @dataclass(frozen=True)
 class MeasuredOperator:
-    """Median times of one operator at one local shape.
+    """Times of one operator at one local shape.
 
     Attributes:
         forward_s: one forward call, seconds.
@@ -91,7 +91,7 @@ class MeasuredCollective:
 
 @dataclass(frozen=True)
 class MeasuredGraph:
-    """Median times of one micro-batch of a whole captured graph, run operator by operator.
+    """Times of one micro-batch of a whole captured graph, run operator by operator.
 
     Attributes:
         operators: how many it calls.

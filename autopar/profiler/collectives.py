@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from statistics import median
 
@@ -82,18 +81,32 @@ def _operation(
 
 
 def _median_time(call: Callable[[], object], device: torch.device, window_s: float) -> float:
-    """The slowest process's median; every process makes the same number of calls."""
+    """Median over calls, mean over processes; every process makes the same number of calls.
+
+    Each call comes after a stretch of compute, as in a step: the processes arrive a little apart, and the threads that
+    serve the network have to be woken.
+    """
+    work = _stretch(device)
     call()
     begun = clock(device)
+    work()
     call()
     once = torch.tensor([clock(device) - begun], device=device)
     dist.all_reduce(once, op=dist.ReduceOp.MAX)
-    samples = int(min(60, max(4, window_s / max(float(once), 1e-6))))
+    samples = int(min(40, max(5, window_s / max(float(once), 1e-6))))
     times = []
     for _ in range(samples):
-        begun = time.perf_counter()
+        work()
+        begun = clock(device)
         call()
         times.append(clock(device) - begun)
     result = torch.tensor([median(times)], device=device)
-    dist.all_reduce(result, op=dist.ReduceOp.MAX)
-    return float(result)
+    dist.all_reduce(result)
+    return float(result) / dist.get_world_size()
+
+
+def _stretch(device: torch.device) -> Callable[[], object]:
+    """About a millisecond of compute on a processor core; on a GPU as many microseconds."""
+    a = torch.randn(320, 320, device=device)
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, a, out=out)

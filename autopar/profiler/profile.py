@@ -32,9 +32,9 @@ from autopar.profiler.tasks import OperatorTask, tasks_of
 from autopar.profiler.workers import Order, run_workers
 
 METHOD = (
-    "all processes of a node at once; operators called at local shapes, forward and backward apart, warmed up, median "
-    "over a window of at least three samples, mean over processes; collectives in all groups of a size at once, median "
-    "of the slowest process"
+    "all processes of a node at once; operators called at local shapes, forward and backward apart, warmed up, lower "
+    "quartile over a window of at least three samples; collectives in all groups of a size at once, each after a "
+    "stretch of compute, median; all as the mean over processes"
 )
 SAVE_EVERY = 40
 Progress = Callable[[int, int, str], None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from statistics import median
 
 import torch
 from torch import fx, nn
@@ -12,7 +11,7 @@ from torch import fx, nn
 from autopar.hardware.profiles import MeasuredGraph
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob
-from autopar.profiler.operators import MIN_SAMPLES, clock
+from autopar.profiler.operators import MIN_SAMPLES, clock, undisturbed
 
 LARGEST_BYTES = 2**30  # of parameters; larger models are left to the operators alone
 MAX_SAMPLES = 100
@@ -32,7 +31,7 @@ def runnable(job: TrainingJob, graph: OpGraph, device: torch.device) -> nn.Modul
 
 
 def measure_graph(job: TrainingJob, graph: OpGraph, device: torch.device, window_s: float) -> MeasuredGraph:
-    """Median forward and backward time of one micro-batch, gradients set anew.
+    """Forward and backward time of one micro-batch, gradients set anew; lower quartiles.
 
     Args:
         job: the model.
@@ -56,6 +55,6 @@ def measure_graph(job: TrainingJob, graph: OpGraph, device: torch.device, window
     return MeasuredGraph(
         micro_batch=graph.batch_size,
         operators=sum(1 for node in graph.of_kind("op") if node.outputs),
-        forward_s=median(forward[1:]),  # the first warms up
-        backward_s=median(backward[1:]),
+        forward_s=undisturbed(forward[1:]),  # the first warms up
+        backward_s=undisturbed(backward[1:]),
     )

@@ -63,3 +63,15 @@ def find(kind: str, name_or_path: str, beside: Path | None = None) -> Path:
     listed = ", ".join(known) or "none"
     what = f"{noun} file {name_or_path!r} does not exist" if looks_like_path else f"{noun} {name_or_path!r} is unknown"
     raise ProfileError(what, f"Known: {listed}. Or give the path of a {SUFFIXES[kind]} file")
+
+
+def data_file(relative: str) -> Path:
+    """A data file of the profiles folder, such as ``measured/training_runs.csv``; the most specific root wins.
+
+    Raises:
+        ProfileError: no root has it.
+    """
+    for root in profile_roots():
+        if (root / relative).is_file():
+            return root / relative
+    raise ProfileError(f"profiles/{relative} is not found", "Run from the source tree, or install autopar again")

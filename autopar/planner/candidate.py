@@ -10,15 +10,16 @@ from autopar.cost.estimate import Estimate
 from autopar.cost.memory import FP32, OPTIMIZER_STATES, Part
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob
-from autopar.plan import BlockPlan, ClusterRef, Layout, ModelRef, Plan
+from autopar.plan import BlockPlan, ClusterRef, Layout, Mesh, ModelRef, Plan
 from autopar.planner.chain import Chain, ChainSolver, State
 from autopar.planner.inter import BlockLoad, Cut, cuts
 from autopar.planner.memory_policy import recompute_to_fit, with_recompute
 from autopar.planner.parameters import StepCosts
 from autopar.planner.space import Candidate, Pins, schedules_of
 from autopar.sharding.placement import local_shape
+from autopar.sharding.resolve import axis_sizes
 
-PRICES = (0.0, 0.01, 0.1, 1.0)  # of memory, as a share of the time per byte that the model takes in all
+PRICES = (0.01, 0.1, 1.0)  # of memory, as a share of the time per byte that the model takes in all
 MOST_CUTS_PRICED = 24
 
 
@@ -45,7 +46,6 @@ class Evaluator:
     Args:
         engine: prices everything.
         global_batch: samples per step.
-        compile: how the plans will run.
     """
 
     def __init__(self, engine: Engine, job: TrainingJob, global_batch: int) -> None:
@@ -69,17 +69,20 @@ class Evaluator:
         Args:
             cutoff: seconds; what cannot be faster need not be looked at.
         """
-        for price in PRICES:
-            fitted = False
-            for recompute in (False, True) if price else (False,):
-                if recompute and "full" not in pins.options("recompute"):
-                    continue
-                chain = self._chain(candidate, price, recompute)
-                for priced in self._cut_and_schedule(candidate, chain, pins, cutoff):
-                    yield priced
-                    fitted |= priced.excess_bytes <= 0 and not any(b.recompute == "full" for b in priced.plan.blocks)
-            if fitted or not candidate.mesh.tp * candidate.mesh.cp > 1:
-                return
+        plain = list(self._priced(candidate, pins, 0.0, cutoff))
+        yield from plain
+        if any(p.excess_bytes <= 0 and not _recomputes(p.plan) for p in plain) or not axis_sizes(candidate.mesh):
+            return
+        smallest = list(self._priced(candidate, pins, PRICES[-1], cutoff))
+        yield from smallest
+        if any(p.excess_bytes <= 0 for p in (*plain, *smallest)):
+            for price in PRICES[:-1]:
+                yield from self._priced(candidate, pins, price, cutoff)
+
+    def _priced(self, candidate: Candidate, pins: Pins, price: float, cutoff: float) -> Iterator[Priced]:
+        """Plans whose layouts weigh memory at a price, made for one or for two runs of the forward."""
+        for recompute in (False, True) if price and "full" in pins.options("recompute") else (False,):
+            yield from self._cut_and_schedule(candidate, self._chain(candidate, price, recompute), pins, cutoff)
 
     # --- layouts --------------------------------------------------------------------------------------------------
 
@@ -102,14 +105,10 @@ class Evaluator:
         return seconds / (kept + FP32 * (2 + OPTIMIZER_STATES) * graph.parameter_count + 1)
 
     def _whole(self, graph: OpGraph, name: str) -> tuple[float, float]:
-        from autopar.plan import Mesh
-
         node = graph.nodes[name]
         return self.engine.operator_cost(graph, node, {}, Mesh()) if node.kind == "op" else (0.0, 0.0)
 
-    def _chain(
-        self, candidate: Candidate, price: float, recompute: bool, cut: Cut = (0,)
-    ) -> Chain:
+    def _chain(self, candidate: Candidate, price: float, recompute: bool, cut: Cut = (0,)) -> Chain:
         sends = self._send_seconds(candidate)
         return self._solver(candidate, price, recompute).best({start - 1: sends(start - 1) for start in cut[1:]})
 
@@ -213,9 +212,7 @@ class Evaluator:
         graph, cluster = self.engine.graph(candidate.micro_batch), self.engine.cluster
         names, layouts = name_layouts(graph, chain.layouts)
         return Plan(
-            model=ModelRef(
-                source=self.job.source, fingerprint=graph.fingerprint, parameters=graph.parameter_count
-            ),
+            model=ModelRef(source=self.job.source, fingerprint=graph.fingerprint, parameters=graph.parameter_count),
             cluster=ClusterRef(name=cluster.name, devices=cluster.devices, source=cluster.source),
             global_batch=self.global_batch,
             mesh=candidate.mesh,
@@ -228,6 +225,10 @@ class Evaluator:
             micro_batches=candidate.micro_batches,
             precision=self.engine.precision,  # type: ignore[arg-type]
         )
+
+
+def _recomputes(plan: Plan) -> bool:
+    return any(block.recompute != "none" for block in plan.blocks)
 
 
 def fill(pp: int, micro_batches: int) -> float:

@@ -100,6 +100,8 @@ def _formula(cut: Cut, times: Array, loads: Sequence[BlockLoad], micro_batches: 
     ends = (*cut[1:], len(loads))
     each = [times[s, i, j] for s, (i, j) in enumerate(zip(cut, ends, strict=True))]
     send = sum(loads[j - 1].send_s for j in cut[1:])
+    if math.inf in each:
+        return math.inf
     return float(sum(each) + send + (micro_batches - 1) * max(each))
 
 

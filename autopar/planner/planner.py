@@ -107,7 +107,10 @@ class _Search:
             plans,
             bound,
             seconds,
-            [(n, None if p is None else self._finished(p, None, seconds, Pins(), True), why) for n, p, why in baselines],
+            [
+                (n, None if p is None else self._finished(p, None, seconds, Pins(), True), why)
+                for n, p, why in baselines
+            ],
             pool.rejected(),
             complete,
         )
@@ -190,9 +193,7 @@ class _Search:
         needed = format_bytes(near.estimate.peak_reserved + self.cluster.memory_reserve_bytes)
         return NoPlanFits(what, f"Devices with {needed} would do; more devices or a smaller model need less on each")
 
-    def _finished(
-        self, priced: Priced, bound: float | None, seconds: float, pins: Pins, complete: bool
-    ) -> Plan:
+    def _finished(self, priced: Priced, bound: float | None, seconds: float, pins: Pins, complete: bool) -> Plan:
         gap = None if bound is None else priced.seconds / bound - 1 if bound > 0 else None
         estimate = {**priced.estimate.to_json(), "optimality_gap": gap, "search_time_s": seconds}
         settings = {

@@ -58,7 +58,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
     table = Table(box=None, header_style="bold")
     for column in ("cluster", "devices", "of", "links (Gbit/s a device)", "what"):
-        table.add_column(column, justify="right" if column == "devices" else "left", no_wrap=column != "what")
+        whole = max(len(row["name"]) for row in rows) if column == "cluster" and rows else None
+        table.add_column(column, justify="right" if column == "devices" else "left", overflow="fold", min_width=whole)
     for row in rows:
         links = ", ".join(f"{link['scope']} {link['bandwidth_gbps']:g}" for link in row["links"])
         of = " + ".join(g["device"] for g in row["groups"])

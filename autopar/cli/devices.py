@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -46,7 +46,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
     table = Table(box=None, header_style="bold")
     for column in ("device", "memory", "bandwidth", "bf16 peak", "what"):
-        table.add_column(column, justify="left" if column in ("device", "what") else "right", no_wrap=column != "what")
+        whole = max(len(row["name"]) for row in rows) if column == "device" and rows else None
+        justify: Literal["left", "right"] = "left" if column in ("device", "what") else "right"
+        table.add_column(column, justify=justify, overflow="fold", min_width=whole)
     for row in rows:
         peak = row["peak_tflops"].get("bf16") or row["peak_tflops"].get("fp16") or max(row["peak_tflops"].values())
         table.add_row(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from autopar.plan import Plan
@@ -30,17 +31,21 @@ def recompute_of(plan: Plan) -> str:
 
 
 def plan_table(plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title: str = "") -> Table:
-    """Ranked plans, then the baselines; step time relative to the first plan.
+    """Ranked plans, then the baselines; ``batch`` is samples of a micro-batch x micro-batches, ``GiB`` the peak of the
+    fullest device, ``vs #1`` the step time relative to the first plan.
 
     Args:
         plans: best first, each with its estimate.
         baselines: (name, plan or None where it cannot be done, why not).
     """
-    table = Table(title=title or None, title_justify="left")
-    for name in ("", "mesh", "micro-batch", "schedule", "recompute", "ZeRO"):
-        table.add_column(name)
-    for name in ("step time", "tokens/s", "peak memory", "time vs best"):
-        table.add_column(name, justify="right")
+    tight = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=title or None, title_justify="left", **tight)  # type: ignore[arg-type]
+    table.add_column("", no_wrap=True)
+    table.add_column("mesh", overflow="fold")
+    for name in ("batch", "schedule", "saving"):
+        table.add_column(name, no_wrap=True)
+    for name in ("step", "tokens/s", "GiB", "vs #1"):
+        table.add_column(name, justify="right", no_wrap=True)
     best = step_time_s(plans[0]) if plans else 0.0
     for rank, plan in enumerate(plans, 1):
         table.add_row(*_cells(f"#{rank}", plan, best), style="bold" if rank == 1 else None)
@@ -64,13 +69,20 @@ def _cells(label: str, plan: Plan, best: float) -> tuple[str, ...]:
         plan.mesh.describe(),
         f"{plan.micro_batch} x {plan.micro_batches}",
         schedule,
-        recompute_of(plan),
-        str(plan.zero_stage),
+        _saving(plan),
         format_seconds(time),
         f"{tokens_per_s(plan):,.0f}",
-        f"{plan.estimate['peak_reserved_gib']:.2f} GiB",
+        f"{plan.estimate['peak_reserved_gib']:.2f}",
         f"{time / best:.2f}x" if best else "",
     )
+
+
+def _saving(plan: Plan) -> str:
+    """ZeRO stage and recomputation, where there is any."""
+    parts = [f"ZeRO-{plan.zero_stage}"] if plan.zero_stage else []
+    recompute = recompute_of(plan)
+    parts += [f"recompute {recompute}"] if recompute != "none" else []
+    return ", ".join(parts) or "-"
 
 
 def why_it_wins(plans: Sequence[Plan], baselines: Sequence[Baseline]) -> str:
@@ -99,9 +111,10 @@ def graph_table(summary: dict[str, Any]) -> Table:
         title=f"{summary['operators']} operators, micro-batch {summary['batch_size']}, "
         f"captured in {format_seconds(summary['capture_time_s'])}",
         title_justify="left",
+        box=SIMPLE_HEAD,
     )
     table.add_column("block")
-    for name in ("count", "parameters", "forward FLOPs", "backward FLOPs", "saved"):
+    for name in ("count", "parameters", "FLOPs fwd", "bwd", "saved"):
         table.add_column(name, justify="right")
     table.add_column("largest operators")
     for kind in summary["blocks"]:
@@ -123,6 +136,7 @@ def estimate_table(plan: Plan, estimate: dict[str, Any]) -> Table:
         title=f"{plan.mesh.describe()}, micro-batch {plan.micro_batch} x {plan.micro_batches}{schedule}: "
         f"{format_seconds(estimate['step_time_s'])} a step",
         title_justify="left",
+        box=SIMPLE_HEAD,
     )
     table.add_column("time")
     table.add_column("", justify="right")

@@ -44,8 +44,8 @@ class Mesh(_Strict):
         return self.dp_replicate * self.dp_shard
 
     def describe(self) -> str:
-        """Axes above one, as ``dp_shard=2 tp=4``; ``single device`` when there is none."""
-        named = [f"{k}={v}" for k, v in self.model_dump().items() if v > 1]
+        """Axes above one, as ``dp=2 tp=4`` (``dp`` for ``dp_replicate``); ``single device`` when there is none."""
+        named = [f"{k.removesuffix('_replicate')}={v}" for k, v in self.model_dump().items() if v > 1]
         return " ".join(named) or "single device"
 
 

@@ -41,8 +41,8 @@ def plan_table(plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title:
     tight = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False, "padding": (0, 1, 0, 0)}
     table = Table(title=title or None, title_justify="left", **tight)  # type: ignore[arg-type]
     table.add_column("", no_wrap=True)
-    table.add_column("mesh", overflow="fold")
-    for name in ("batch", "schedule", "saving"):
+    table.add_column("mesh", min_width=10)
+    for name in ("batch", "pipe", "saving"):
         table.add_column(name, no_wrap=True)
     for name in ("step", "tokens/s", "GiB", "vs #1"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -8,7 +8,7 @@ block's optimum with free boundaries, a lower bound, stands in for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -26,9 +26,15 @@ MOST_SHARED = 32
 
 @dataclass(frozen=True)
 class Chain:
-    """Layouts of every block, in order, and seconds per micro-batch of all of them together."""
+    """Layouts of every block, in order.
+
+    Attributes:
+        states: placements of each block's outputs.
+        seconds: per micro-batch, of all blocks together.
+    """
 
     layouts: tuple[Layout, ...]
+    states: tuple[State, ...]
     seconds: float
 
 
@@ -68,19 +74,14 @@ class ChainSolver:
             for shared in self._shared_options()
         )
 
-    def best(self, cut_seconds: Mapping[int, Callable[[State], float]] | None = None) -> Chain:
-        """The cheapest layouts.
-
-        Args:
-            cut_seconds: for a block after which a stage ends, the seconds to send its outputs placed like that.
-        """
-        cuts = cut_seconds or {}
-        found = [chain for shared in self._shared_options() if (chain := self._best(shared, cuts)) is not None]
+    def best(self) -> Chain:
+        """The cheapest layouts."""
+        found = [chain for shared in self._shared_options() if (chain := self._best(shared)) is not None]
         return min(found, key=lambda chain: chain.seconds)  # all replicated is always possible
 
-    def _best(self, shared: Shared, cuts: Mapping[int, Callable[[State], float]]) -> Chain | None:
+    def _best(self, shared: Shared) -> Chain | None:
         while True:
-            path, seconds = self._shortest(shared, cuts)
+            path, seconds = self._shortest(shared)
             if math.isinf(seconds):
                 return None
             unsolved = [
@@ -94,21 +95,18 @@ class ChainSolver:
                     for block, a, b in zip(self.graph.blocks, self._arrivals(path), path, strict=True)
                 ]
                 layouts = tuple(s.layout for s in solved if s is not None)
-                return Chain(layouts, seconds + self._shared_seconds(shared))
+                return Chain(layouts, path, seconds + self._shared_seconds(shared))
             for block, a, b in unsolved:
                 self._solution(block, a, b, shared)
 
-    def _shortest(
-        self, shared: Shared, cuts: Mapping[int, Callable[[State], float]]
-    ) -> tuple[tuple[State, ...], float]:
+    def _shortest(self, shared: Shared) -> tuple[tuple[State, ...], float]:
         best: dict[State, tuple[float, tuple[State, ...]]] = {(): (0.0, ())}
         for i, block in enumerate(self.graph.blocks):
             step: dict[State, tuple[float, tuple[State, ...]]] = {}
             for after in self.states[i]:
-                send = cuts[i](after) if i in cuts else 0.0
                 for before, (seconds, path) in best.items():
-                    arriving = self._arriving(i, before)
-                    total = seconds + self._seconds(block, arriving, after, shared) + send
+                    arriving = self.arriving(i, before)
+                    total = seconds + self._seconds(block, arriving, after, shared)
                     if after not in step or total < step[after][0]:
                         step[after] = (total, (*path, after))
             best = step
@@ -131,7 +129,7 @@ class ChainSolver:
             options.append(specs)
         return tuple(product(*options))
 
-    def _arriving(self, index: int, before: State) -> State:
+    def arriving(self, index: int, before: State) -> State:
         """Placements of a block's inputs, given those of the outputs of the block before."""
         if index == 0:
             return tuple(self.whole for _ in self.graph.blocks[0].inputs)
@@ -140,7 +138,7 @@ class ChainSolver:
 
     def _arrivals(self, path: Sequence[State]) -> list[State]:
         before: list[State] = [(), *path[:-1]]
-        return [self._arriving(i, state) for i, state in enumerate(before)]
+        return [self.arriving(i, state) for i, state in enumerate(before)]
 
     # --- blocks ---------------------------------------------------------------------------------------------------
 

@@ -287,7 +287,7 @@ class _Program:
                 self.made[name] = {self.problem.shared[name]: 1}
                 continue
             wanted = {tuple(p for p, _ in key) for use in self.uses.get(name, ()) for key in self.wanted[use]}
-            options = sorted(wanted | {self.whole})
+            options = sorted(wanted | {self.whole}) if node.kind == "parameter" else [self.whole]
             self.made[name] = dict(zip(options, self._one_of(len(options)), strict=True))
             for spec, z in self.made[name].items():
                 if node.requires_grad:

@@ -1,86 +1,183 @@
-"""Recomputation: which blocks run their forward again, so that every stage fits at the least extra time.
+"""Stages under a memory limit: the fastest mix of layouts and recomputation that fits, by dynamic programming.
 
-Blocks of one kind under one layout are alike, so the choice on a pipeline rank is how many of each kind; few
-combinations are all tried, cheapest first, and many are walked by bytes freed per second.
+Along the blocks of a stage, partial choices are kept as long as no other one is at least as fast and as small in every
+kind of memory (labels of a resource-constrained shortest path; Irnich and Desaulniers 2005). Across stages, pairs of
+total and slowest time are kept likewise.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
-from autopar.cost.memory import Part, rank_memory
-from autopar.hardware.device import Device
-from autopar.plan import BlockPlan, Plan
+from autopar.model.graph import Block
+from autopar.planner.chain import State
+from autopar.planner.options import Option
 
-MOST_COMBINATIONS = 600
+MOST_LABELS = 160  # per boundary placement; beyond, labels are thinned to those that trade time for total memory
 
 
-def recompute_to_fit(
-    plan: Plan, ranks: Sequence[Sequence[tuple[Sequence[Part], int]]], device: Device, limit_bytes: int
-) -> Plan | None:
-    """The plan with the cheapest recomputation that fits, or None where none does.
+@dataclass(frozen=True)
+class Label:
+    """The choices for the first blocks of a stage, as a list linked backwards.
+
+    Attributes:
+        held_bytes: fixed, and activations times the micro-batches in flight.
+    """
+
+    seconds: float
+    held_bytes: float
+    workspace_bytes: float
+    again_bytes: float
+    option: Option | None = None
+    before: Label | None = None
+
+    @property
+    def total_bytes(self) -> float:
+        return self.held_bytes + self.workspace_bytes + self.again_bytes
+
+    def options(self) -> tuple[Option, ...]:
+        """In the order of the blocks."""
+        found: list[Option] = []
+        label: Label | None = self
+        while label is not None and label.option is not None:
+            found.append(label.option)
+            label = label.before
+        return tuple(reversed(found))
+
+
+OptionsOf = Callable[[int, State], Sequence[Option]]  # (block index, placements of the outputs before) -> options
+
+
+def stage_labels(
+    blocks: Sequence[Block], first: int, last: int, entering: State, options: OptionsOf, in_flight: int, limit: float
+) -> dict[State, list[Label]]:
+    """Labels of blocks first..last-1 by the placements they end with, fastest first.
 
     Args:
-        plan: without recomputation.
-        ranks: for each pipeline rank the stages it holds: parts, and micro-batches in flight.
-        limit_bytes: what one device may take.
+        blocks: the chain.
+        entering: placements of the outputs of the block before.
+        options: what each block may do.
+        in_flight: micro-batches held at once.
+        limit: bytes; labels that hold more are dropped.
     """
-    chosen: set[str] = set()
-    for stages in ranks:
-        names = _cheapest(plan, stages, device, limit_bytes)
-        if names is None:
-            return None
-        chosen |= names
-    return with_recompute(plan, chosen)
+    labels: dict[tuple[State, tuple[bool, ...]], list[Label]] = {(entering, ()): [Label(0.0, 0.0, 0.0, 0.0)]}
+    for index in range(first, last):
+        made = blocks[index - 1].outputs if index > first else ()
+        step: dict[tuple[State, tuple[bool, ...]], list[Label]] = {}
+        for (state, saved), known in labels.items():
+            counted = {name for name, is_saved in zip(made, saved, strict=True) if is_saved} if saved else set()
+            for option in options(index, state):
+                inputs = zip(blocks[index].inputs, option.kept_inputs, strict=True)
+                kept = option.kept_bytes + sum(n for name, n in inputs if name not in counted)
+                grown = option.fixed_bytes + in_flight * kept
+                target = step.setdefault((option.after, option.kept_outputs), [])
+                target.extend(_extend(known, option, grown, limit))
+        labels = {key: _undominated(found) for key, found in step.items() if found}
+    result: dict[State, list[Label]] = {}
+    for (state, _), found in labels.items():
+        result.setdefault(state, []).extend(found)
+    return {state: sorted(found, key=attrgetter("seconds", "total_bytes")) for state, found in result.items()}
 
 
-def with_recompute(plan: Plan, names: set[str]) -> Plan:
-    """The plan with exactly these blocks recomputed."""
-    blocks = [b.model_copy(update={"recompute": "full" if b.name in names else "none"}) for b in plan.blocks]
-    return plan.model_copy(update={"blocks": blocks})
+def _extend(labels: Sequence[Label], option: Option, grown: float, limit: float) -> Iterator[Label]:
+    for label in labels:
+        held = label.held_bytes + grown
+        if held <= limit:
+            yield Label(
+                label.seconds + option.seconds,
+                held,
+                max(label.workspace_bytes, option.workspace_bytes),
+                max(label.again_bytes, option.again_bytes),
+                option,
+                label,
+            )
 
 
-def _cheapest(
-    plan: Plan, stages: Sequence[tuple[Sequence[Part], int]], device: Device, limit_bytes: int
-) -> set[str] | None:
-    for names in _choices(stages):
-        if rank_memory(plan, _apply(stages, names), device).reserved <= limit_bytes:
-            return names
-    return None
+def _undominated(labels: list[Label]) -> list[Label]:
+    labels.sort(key=attrgetter("seconds", "total_bytes"))
+    if len(labels) > MOST_LABELS:
+        return _thin(labels)
+    kept: list[Label] = []
+    for label in labels:
+        if not any(
+            k.held_bytes <= label.held_bytes
+            and k.workspace_bytes <= label.workspace_bytes
+            and k.again_bytes <= label.again_bytes
+            for k in kept
+        ):
+            kept.append(label)
+    return kept
 
 
-def _apply(stages: Sequence[tuple[Sequence[Part], int]], names: set[str]) -> list[tuple[list[Part], int]]:
-    def changed(part: Part) -> Part:
-        block, chosen, cost = part
-        wanted = "full" if block.name in names else "none"
-        return block, BlockPlan(name=chosen.name, layout=chosen.layout, recompute=wanted), cost  # type: ignore[arg-type]
+def _thin(labels: list[Label]) -> list[Label]:
+    """Those that are smaller in all than every faster one; of too many, evenly chosen ones and both ends."""
+    kept: list[Label] = []
+    for label in labels:
+        if not kept or label.total_bytes < kept[-1].total_bytes:
+            kept.append(label)
+    if len(kept) <= MOST_LABELS:
+        return kept
+    step = (len(kept) - 1) / (MOST_LABELS - 1)
+    return [kept[round(i * step)] for i in range(MOST_LABELS)]
 
-    return [([changed(part) for part in parts], in_flight) for parts, in_flight in stages]
+
+@dataclass(frozen=True)
+class Line:
+    """Stages so far: the time of one micro-batch through them, the slowest, and what every block does."""
+
+    total_s: float
+    slowest_s: float
+    options: tuple[Option, ...]
 
 
-def _choices(stages: Sequence[tuple[Sequence[Part], int]]) -> Iterator[set[str]]:
-    """Sets of block names to recompute, by ascending extra time."""
-    kinds: dict[tuple[str, str], list[str]] = {}
-    price: dict[tuple[str, str], tuple[float, float]] = {}
-    for parts, in_flight in stages:
-        for block, chosen, cost in parts:
-            key = (block.kind, chosen.layout)
-            kinds.setdefault(key, []).append(block.name)
-            freed = in_flight * max(0, cost.saved_bytes - sum(cost.input_bytes))
-            price[key] = (cost.forward_s + cost.communication("forward"), freed)
-    keys = list(kinds)
-    if math.prod(len(names) + 1 for names in kinds.values()) <= MOST_COMBINATIONS:
-        counts = product(*(range(len(kinds[key]) + 1) for key in keys))
-        ordered = sorted(counts, key=lambda c: (sum(n * price[k][0] for n, k in zip(c, keys, strict=True)), c))
-        for chosen_counts in ordered:
-            yield {name for n, key in zip(chosen_counts, keys, strict=True) for name in kinds[key][:n]}
-        return
-    keys.sort(key=lambda key: price[key][0] / max(price[key][1], 1.0))
-    names: set[str] = set()
-    yield set()
-    for key in keys:
-        for name in kinds[key]:
-            names.add(name)
-            yield set(names)
+def fastest_lines(
+    blocks: Sequence[Block],
+    cut: Sequence[int],
+    options: OptionsOf,
+    in_flight: Sequence[int],
+    limit: float,
+    fits: Callable[[int, int, int, Sequence[Option]], bool],
+    send_s: Callable[[int, State], float],
+    micro_batches: int,
+) -> list[Line]:
+    """The choices that fit, fastest first.
+
+    Args:
+        cut: first block of each stage.
+        in_flight: per stage.
+        limit: bytes of tensors that a stage may hold, never an underestimate.
+        fits: (stage, first, last, options) -> whether the stage fits exactly.
+        send_s: (block, placements of its outputs) -> seconds to send them on and their gradients back.
+    """
+    ends = (*cut[1:], len(blocks))
+    lines: dict[State, list[Line]] = {(): [Line(0.0, 0.0, ())]}
+    for stage, (first, last) in enumerate(zip(cut, ends, strict=True)):
+        step: dict[State, list[Line]] = {}
+        for state, known in lines.items():
+            labels = stage_labels(blocks, first, last, state, options, in_flight[stage], limit)
+            for after, found in labels.items():
+                label = next((one for one in found if fits(stage, first, last, one.options())), None)
+                if label is None:
+                    continue
+                send = send_s(last - 1, after) if last < len(blocks) else 0.0
+                step.setdefault(after, []).extend(
+                    Line(
+                        line.total_s + label.seconds + send,
+                        max(line.slowest_s, label.seconds),
+                        line.options + label.options(),
+                    )
+                    for line in known
+                )
+        lines = {state: _undominated_lines(found) for state, found in step.items()}
+    every = [line for found in lines.values() for line in found]
+    return sorted(every, key=lambda line: line.total_s + (micro_batches - 1) * line.slowest_s)
+
+
+def _undominated_lines(lines: list[Line]) -> list[Line]:
+    kept: list[Line] = []
+    for line in sorted(lines, key=attrgetter("total_s", "slowest_s")):
+        if not kept or line.slowest_s < kept[-1].slowest_s:
+            kept.append(line)
+    return kept

@@ -35,7 +35,7 @@ def _drop_banner() -> None:
     import highspy
 
     with _standard_output_closed():
-        highspy.Highs()
+        highspy.Highs()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -65,3 +65,24 @@ def job_of(text: str, folder: Path, **sizes: object) -> TrainingJob:
     path = folder / "model.py"
     path.write_text(text.format(**sizes))
     return load(str(path))
+
+
+CHAIN = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        up, down = nn.Linear({width}, {hidden}, bias={bias}), nn.Linear({hidden}, {width}, bias={bias})
+        self.layers = nn.ModuleList([up, down])
+    def forward(self, x):
+        for i, layer in enumerate(self.layers):
+            x = layer(x) if i else {activation}(layer(x))
+        return x.mean()
+def build_model():
+    return Net()
+def example_batch(batch_size):
+    return {{"x": torch.ones(batch_size, {width})}}
+def compute_loss(output, batch):
+    return output
+"""

@@ -1,0 +1,179 @@
+"""What all plans of one candidate share: chains of layouts, loads of blocks, their options; made when asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autopar.cost.engine import Engine
+from autopar.cost.memory import FP32, OPTIMIZER_STATES, Part
+from autopar.model.graph import OpGraph
+from autopar.plan import BlockPlan, Mesh
+from autopar.planner.chain import Chain, ChainSolver, State
+from autopar.planner.inter import BlockLoad, Cut, cuts
+from autopar.planner.memory_policy import OptionsOf
+from autopar.planner.options import Option, OptionMaker
+from autopar.planner.parameters import StepCosts
+from autopar.planner.space import Candidate
+from autopar.sharding.placement import local_shape
+from autopar.sharding.resolve import axis_sizes
+
+
+class Case:
+    """One mesh and micro-batch size.
+
+    Args:
+        engine: prices everything.
+        candidate: the mesh, the micro-batch and how many there are.
+    """
+
+    def __init__(self, engine: Engine, candidate: Candidate) -> None:
+        self.engine, self.candidate, self.mesh = engine, candidate, candidate.mesh
+        self.graph: OpGraph = engine.graph(candidate.micro_batch)
+        self.blocks, self.sizes = self.graph.blocks, axis_sizes(candidate.mesh)
+        scale = FP32 * self.graph.parameter_count // self.mesh.pp // math.prod(self.sizes.values())
+        in_flight = min(self.mesh.pp, candidate.micro_batches)
+        self.costs = StepCosts(engine, self.mesh, candidate.micro_batches, scale, in_flight)
+        self._solvers: dict[tuple[float, bool], ChainSolver] = {}
+        self._chains: dict[tuple[float, bool], Chain] = {}
+        self._makers: dict[tuple[bool, ...], OptionMaker] = {}
+
+    # --- layouts ----------------------------------------------------------------------------------------------------
+
+    def solver(self, price: float, recompute: bool = False) -> ChainSolver:
+        """Layouts along the chain when a byte costs ``price`` times what it takes on average."""
+        key = (price, recompute)
+        if key not in self._solvers:
+            unit = price * self._seconds_per_byte() if price else 0.0
+            self._solvers[key] = ChainSolver(
+                self.graph, self.mesh, self.engine, self.costs, self.candidate.micro_batches, unit, recompute
+            )
+        return self._solvers[key]
+
+    def chain(self, price: float, recompute: bool = False) -> Chain:
+        """The best layouts at a price of memory."""
+        key = (price, recompute)
+        if key not in self._chains:
+            self._chains[key] = self.solver(price, recompute).best()
+        return self._chains[key]
+
+    def _seconds_per_byte(self) -> float:
+        """The model's time over the bytes it keeps, both whole."""
+        whole = Mesh()
+        seconds = sum(sum(self.engine.operator_cost(self.graph, n, {}, whole)) for n in self.graph.of_kind("op"))
+        kept = sum(saved.meta.nbytes for node in self.graph.nodes.values() for saved in node.saved)
+        return seconds / (kept + FP32 * (2 + OPTIMIZER_STATES) * self.graph.parameter_count + 1)
+
+    # --- stages -----------------------------------------------------------------------------------------------------
+
+    def in_flight(self, schedule: str) -> list[int]:
+        """Per stage, the most micro-batches it holds at once."""
+        pp, count = self.mesh.pp, self.candidate.micro_batches
+        return [min(count, pp - stage) if schedule == "1f1b" else count for stage in range(pp)]
+
+    def cuts(self, chain: Chain, schedule: str, may_recompute: bool) -> list[Cut]:
+        """Ways to cut the chain into stages, most promising first."""
+        pp, cluster = self.mesh.pp, self.engine.cluster
+        if pp == 1:
+            return [(0,)]
+        limit = (cluster.memory_limit_bytes - cluster.device.context_bytes) / (
+            1 + cluster.device.allocator_overhead_fraction
+        )
+        loads, held = self._loads(chain), self.in_flight(schedule)
+        return cuts(loads, pp, self.candidate.micro_batches, held, limit, may_recompute)
+
+    def even_cut(self) -> Cut:
+        """Equal numbers of blocks."""
+        return tuple(stage * len(self.blocks) // self.mesh.pp for stage in range(self.mesh.pp))
+
+    def send_seconds(self, index: int, state: State) -> float:
+        """Sending a block's outputs, placed like that, to the next stage, and their gradients back."""
+        group, total = self.engine.group(self.mesh, "pp"), 0.0
+        for name, spec in zip(self.blocks[index].outputs, state, strict=True):
+            meta = self.graph.nodes[name].meta
+            shape = local_shape(meta.shape, list(zip(spec, self.sizes.values(), strict=True)))
+            nbytes = math.prod(shape) * meta.dtype.itemsize
+            total += 2 * self.engine.communication.collective_time("send", nbytes, group)
+        return total
+
+    def _loads(self, chain: Chain) -> list[BlockLoad]:
+        group = self.engine.group(self.mesh, "pp")
+        loads = []
+        for block, layout in zip(self.blocks, chain.layouts, strict=True):
+            cost = self.engine.block_cost(self.graph, block, layout, self.mesh)
+            elements = sum(cost.parameter_elements)
+            once = FP32 * elements * self.costs.seconds_per_byte / self.candidate.micro_batches
+            forward = cost.forward_s + cost.communication("forward")
+            backward = cost.backward_s + cost.communication("backward")
+            loads.append(
+                BlockLoad(
+                    seconds=forward + backward + once,
+                    forward_s=forward,
+                    send_s=sum(
+                        2 * self.engine.communication.collective_time("send", n, group) for n in cost.output_bytes
+                    ),
+                    fixed_bytes=FP32 * (2 + OPTIMIZER_STATES) * elements / self.costs.divided + cost.frozen_bytes,
+                    saved_bytes=cost.saved_bytes + sum(cost.saved_input_bytes),
+                    recomputed_bytes=sum(cost.input_bytes),
+                )
+            )
+        return loads
+
+    # --- options ----------------------------------------------------------------------------------------------------
+
+    def maker(self, modes: Sequence[bool]) -> OptionMaker:
+        """Makes options, kept or recomputed as ``modes`` says."""
+        key = tuple(modes)
+        if key not in self._makers:
+            self._makers[key] = OptionMaker(
+                self.engine, self.graph, self.mesh, self.candidate.micro_batches, self.costs, key
+            )
+        return self._makers[key]
+
+    def is_small(self) -> bool:
+        """Whether all layouts of all blocks can be tried."""
+        maker = self.maker((False, True))
+        shared = len({p for b in self.blocks for p in b.parameters}) < sum(len(b.parameters) for b in self.blocks)
+        return not shared and all(maker.is_small(block) for block in self.blocks)
+
+    def options(self, chains: Sequence[Chain], modes: Sequence[bool]) -> OptionsOf:
+        """What each block may do: any layout where all can be tried, else those of the chains."""
+        maker, solver = self.maker(modes), self.solver(0.0)
+        small = self.is_small()
+        found: dict[tuple[int, State], list[Option]] = {}
+
+        def of(index: int, before: State) -> list[Option]:
+            if (index, before) not in found:
+                block, arriving = self.blocks[index], solver.arriving(index, before)
+                options: list[Option] = []
+                if small:
+                    for after in solver.states[index]:
+                        options += maker.every(block, arriving, after)
+                else:
+                    for chain in chains:
+                        if index == 0 or chain.states[index - 1] == before:
+                            after = chain.states[index]
+                            options += maker.of_layout(block, arriving, after, chain.layouts[index])
+                found[index, before] = _distinct(options)
+            return found[index, before]
+
+        return of
+
+    def parts(self, first: int, last: int, chosen: Sequence[Option]) -> list[Part]:
+        """Blocks first..last-1 as the engine's memory model takes them."""
+        return [
+            (
+                block,
+                BlockPlan(name=block.name, layout="", recompute="full" if option.recompute else "none"),
+                self.engine.block_cost(self.graph, block, option.layout, self.mesh),
+            )
+            for block, option in zip(self.blocks[first:last], chosen, strict=True)
+        ]
+
+
+def _distinct(options: Sequence[Option]) -> list[Option]:
+    found: list[Option] = []
+    for option in options:
+        if option not in found:
+            found.append(option)
+    return found

@@ -28,10 +28,12 @@ class ComputeModel:
         device: with or without a measured profile.
         kernels: library whose attention kernel runs: PyTorch's own, or one that the device file names
             (``flash_attention_1``, ``transformer_engine``).
+        gradient_bytes: bytes per element that gradients of weights are added up in by the product that makes them
+            (4 where it adds into fp32 gradients of 16-bit weights); unset, as the operands.
     """
 
-    def __init__(self, device: Device, kernels: str = "pytorch") -> None:
-        self.device = device
+    def __init__(self, device: Device, kernels: str = "pytorch", gradient_bytes: int | None = None) -> None:
+        self.device, self.gradient_bytes = device, gradient_bytes
         self.attention = device.attention_of(kernels)
         self._cache: dict[object, float] = {}
 
@@ -81,37 +83,44 @@ class ComputeModel:
             time += self.attention_time(work.attention, work.attention_bytes, precision, work.direction)
         return time + sum(self.memory_time(nbytes, kind) for kind, nbytes in work.traffic)
 
-    def product_time(self, shape: MatmulShape, precision: str, out_bytes: int | None = None) -> float:
-        """Seconds of one matrix product: as published for just this shape, else by the efficiency surface.
+    def product_time(self, shape: MatmulShape, precision: str) -> float:
+        """Seconds of one matrix product: as published for just this shape, else by the efficiency surface."""
+        out_bytes, slow = self._result_bytes(shape, precision), self.device.in_step_slowdown
+        if self.device.products and ITEMSIZE[precision] == 2:
+            rows = self.device.products.exact(shape)
+            same = [row for row in rows if row.out_bytes == out_bytes] or rows
+            if same:
+                return slow * fmean(row.seconds for row in same) + self.device.launch_overhead_s
+        added = shape.layout == "NT" and self.gradient_bytes is not None
+        return slow * self.surface_time(shape, precision, out_bytes * (2 if added else 1))
+
+    def _result_bytes(self, shape: MatmulShape, precision: str) -> int:
+        if shape.layout == "NT" and self.gradient_bytes is not None:
+            return self.gradient_bytes
+        return max(ITEMSIZE[precision], 2)
+
+    def surface_time(self, shape: MatmulShape, precision: str, result_traffic: int) -> float:
+        """Seconds of one matrix product by the efficiency surface alone.
 
         Args:
             shape: local m, n, k.
             precision: of the operands.
-            out_bytes: bytes written (and read, if accumulated into) per result element; unset, as the operands.
+            result_traffic: bytes written (and read, if added into) per element of the result.
         """
-        item = ITEMSIZE[precision]
-        measured = self.device.products.exact(shape) if self.device.products and item == 2 else []
-        if measured:
-            return fmean(row.seconds for row in measured) + self.device.launch_overhead_s
-        return self.surface_time(shape, precision, out_bytes)
-
-    def surface_time(self, shape: MatmulShape, precision: str, out_bytes: int | None = None) -> float:
-        """As :meth:`product_time`, by the efficiency surface alone."""
-        item = ITEMSIZE[precision]
-        out_bytes = max(item, 2) if out_bytes is None else out_bytes
         arithmetic = self.device.matmul.time(shape, self.device.peak(precision), self.device.compute_units)
         elements = shape.batch * (shape.m * shape.k + shape.k * shape.n)
-        traffic = elements * item + shape.batch * shape.m * shape.n * out_bytes
+        traffic = elements * ITEMSIZE[precision] + shape.batch * shape.m * shape.n * result_traffic
         return max(arithmetic, traffic / self.device.bandwidth("product")) + self.device.launch_overhead_s
 
     def attention_time(self, shape: AttentionShape, nbytes: float, precision: str, direction: str) -> float:
         """Seconds of one fused attention, forward or backward; its products stay in bf16 where others are fp8."""
+        slow = self.device.in_step_slowdown
         measured = self.device.products.exact_attention(shape, direction) if self.device.products else []
         if measured and ITEMSIZE[precision] <= 2:
-            return fmean(row.seconds for row in measured) + self.device.launch_overhead_s
+            return slow * fmean(row.seconds for row in measured) + self.device.launch_overhead_s
         peak = self.device.peak("bf16" if precision == "fp8" else precision)
         arithmetic = self.attention.time(shape, peak, self.device.compute_units, direction)
-        return max(arithmetic, nbytes / self.device.bandwidth("copy")) + self.device.launch_overhead_s
+        return slow * max(arithmetic, nbytes / self.device.bandwidth("copy")) + self.device.launch_overhead_s
 
     def memory_time(self, nbytes: float, kind: str = "pointwise") -> float:
         """Seconds of one memory-bound kernel that moves ``nbytes`` (reads and writes)."""

@@ -34,6 +34,7 @@ class Device:
         allocator_overhead_fraction: reserved beyond allocated.
         matmul, attention: efficiency surfaces.
         attention_kernels: attention surfaces of other kernel libraries; see :meth:`attention_of`.
+        in_step_slowdown: time of products and attention in a step over the time that benchmarks of them alone give.
         memory_efficiency: fraction of ``memory_bandwidth`` by class of memory-bound operator.
         products: measured matrix products, attention and grouped products, if the device file names a table.
         measured: operators measured on the device itself, if a profile was attached.
@@ -54,6 +55,7 @@ class Device:
     attention: AttentionSurface
     memory_efficiency: dict[str, float]
     attention_kernels: dict[str, AttentionSurface] = field(default_factory=dict)
+    in_step_slowdown: float = 1.0
     sources: tuple[str, ...] = ()
     description: str = ""
     products: MatmulTable | None = None
@@ -151,6 +153,7 @@ def from_file(spec: DeviceFile, path: Path) -> Device:
         ),
         attention=_attention(attention),
         attention_kernels={name: _attention(kernel) for name, kernel in spec.attention_kernels.items()},
+        in_step_slowdown=spec.in_step_slowdown,
         memory_efficiency=dict(spec.memory_efficiency),
         sources=tuple(spec.sources),
         description=spec.description,

@@ -72,8 +72,10 @@ class DeviceFile(_Strict):
     a class of memory-bound operators reaches (``pointwise``, ``reduction``, ``gather``, ``cross_entropy``, ``copy``,
     ``optimizer``, ``transcendental`` for gelu and the like, ``product`` for the operands of matrix products).
     ``attention`` is that of PyTorch's own kernel; ``attention_kernels`` gives those of other libraries by name
-    (``flash_attention_1``, ``transformer_engine``). ``operator_table`` is a CSV of measured products, named relative
-    to the file. ``inherits`` says in words whose efficiency was taken where none was measured.
+    (``flash_attention_1``, ``transformer_engine``). ``in_step_slowdown`` is how much longer products and attention take
+    in a step than alone: power limits bind for longer, and caches are shared with what runs between.
+    ``operator_table`` is a CSV of measured products, named relative to the file. ``inherits`` says in words whose
+    efficiency was taken where none was measured.
     """
 
     schema_version: Literal[1]
@@ -94,6 +96,7 @@ class DeviceFile(_Strict):
     matmul: MatmulSpec
     attention: AttentionSpec
     attention_kernels: dict[str, AttentionSpec] = {}
+    in_step_slowdown: float = Field(1.0, ge=1, le=2)
     memory_efficiency: dict[str, float] = {}
     operator_table: str | None = None
 

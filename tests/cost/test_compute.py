@@ -43,7 +43,7 @@ def test_large_products_reach_the_stated_fraction(name: str) -> None:
     device = Device.load(name)
     shape = MatmulShape(16384, 16384, 16384)
     reached = shape.flops / ComputeModel(device).product_time(shape, "bf16") / device.peak("bf16")
-    assert 0.75 * min(device.matmul.rate_cap, device.matmul.peak_fraction) <= reached <= device.matmul.rate_cap
+    assert 0.7 * min(device.matmul.rate_cap, device.matmul.peak_fraction) <= reached <= device.matmul.rate_cap
 
 
 def test_backward_of_a_linear_is_two_products() -> None:
@@ -146,15 +146,27 @@ def test_attention_kernels_of_other_libraries() -> None:
 def test_published_shapes_are_looked_up() -> None:
     device = Device.load("b200-sxm")
     assert device.products is not None
-    row = device.products.products[0]
+    slow, launch = device.in_step_slowdown, device.launch_overhead_s
+    shape = next(r.shape for r in device.products.products if r.shape.layout == "NT" and r.out_bytes == 4)
+    for gradient_bytes in (2, 4):
+        same = [r.seconds for r in device.products.exact(shape) if r.out_bytes == gradient_bytes]
+        if same:
+            time = ComputeModel(device, gradient_bytes=gradient_bytes).product_time(shape, "bf16")
+            assert time == pytest.approx(slow * sum(same) / len(same) + launch)
     model = ComputeModel(device)
-    rows = device.products.exact(row.shape)
-    mean = sum(r.seconds for r in rows) / len(rows)
-    assert model.product_time(row.shape, "bf16") == pytest.approx(mean + device.launch_overhead_s)
-    assert model.product_time(row.shape, "fp8") < mean
-    attention = device.products.attention[0]
-    times = [r.seconds for r in device.products.exact_attention(attention.shape, attention.direction)]
-    assert min(times) <= model.attention_time(attention.shape, 0, "bf16", attention.direction) <= max(times) + 1e-5
+    assert model.product_time(shape, "fp8") < model.product_time(shape, "bf16")
+    row = device.products.attention[0]
+    times = [r.seconds for r in device.products.exact_attention(row.shape, row.direction)]
+    found = model.attention_time(row.shape, 0, "bf16", row.direction)
+    assert found == pytest.approx(slow * sum(times) / len(times) + launch)
+
+
+def test_gradients_added_up_in_fp32_move_more_bytes() -> None:
+    thin = MatmulShape(8192, 8192, 64, layout="NT")
+    plain, wide = ComputeModel(GPU), ComputeModel(GPU, gradient_bytes=4)
+    assert wide.product_time(thin, "bf16") > 2 * plain.product_time(thin, "bf16")
+    forward = replace(thin, layout="TN")
+    assert wide.product_time(forward, "bf16") == plain.product_time(forward, "bf16")
 
 
 def test_dispatch_is_added_to_every_call() -> None:

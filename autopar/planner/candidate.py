@@ -19,7 +19,7 @@ from autopar.planner.memory_policy import Line, fastest_lines
 from autopar.planner.options import Option
 from autopar.planner.space import Candidate, Pins, schedules_of
 
-SMALLEST, BETWEEN = 1.0, (0.01, 0.1)  # prices of memory, as a share of the time per byte that the model takes in all
+SMALLEST, BETWEEN = 100.0, (0.03, 0.3, 3.0)  # prices of memory, as a share of the time per byte that the model takes in all
 MOST_CUTS_PRICED = 24
 LINES_PRICED = 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -274,7 +275,7 @@ class _ProfileFile(_Strict):
     device: str
     cluster: str
     fingerprint: _FingerprintFile
-    date: str
+    date: datetime.date
     method: str
     operators: list[_OperatorFile] = []
     collectives: list[_CollectiveFile] = []
@@ -306,7 +307,7 @@ def _inside(file: _ProfileFile) -> Profile:
         device=file.device,
         cluster=file.cluster,
         fingerprint=Fingerprint(**file.fingerprint.model_dump()),
-        date=file.date,
+        date=file.date.isoformat(),
         method=file.method,
         operators=MeasuredOperators(operators),
         collectives=tuple(MeasuredCollective(**c.model_dump()) for c in file.collectives),

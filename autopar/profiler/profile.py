@@ -37,6 +37,7 @@ METHOD = (
     "stretch of compute, median; all as the mean over processes"
 )
 SAVE_EVERY = 40
+STALE_DAYS = 180  # drivers, microcode and neighbours change
 Progress = Callable[[int, int, str], None]
 
 
@@ -76,6 +77,9 @@ def usable(path: str | Path, cluster: Cluster) -> tuple[Profile | None, str]:
         return None, str(error)
     if profile.device != cluster.device.name:
         return None, f"it was measured for the device {profile.device!r}, not {cluster.device.name!r}"
+    age = (datetime.datetime.now(datetime.UTC).date() - datetime.date.fromisoformat(profile.date)).days
+    if age > STALE_DAYS:
+        return None, f"it was measured {age} days ago, on {profile.date}"
     differences = profile.foreign(fingerprint(cluster))
     return (None, f"it was measured with {differences}") if differences else (profile, "")
 

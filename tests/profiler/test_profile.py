@@ -107,6 +107,10 @@ def test_foreign_profile_is_recognised(measured: Path, cluster: Cluster, tmp_pat
     assert profile is None
     assert "torch '1.0'" in why
     assert "cores 999" in why
+    replace(Profile.load(measured), date="2020-02-29").save(tmp_path / "old.json")
+    profile, why = usable(tmp_path / "old.json", cluster)
+    assert profile is None
+    assert why.endswith("days ago, on 2020-02-29")
     profile, why = usable(measured, Cluster.load("local-cpu-4"))
     assert profile is None
     assert "processes 2 (here 4)" in why
@@ -122,6 +126,7 @@ def test_wrong_fields_are_named(measured: Path, tmp_path: Path) -> None:
         ({"operator": []}, "unknown field 'operator'"),
         ({"collectives": [{"kind": "all_reduce", "size": 0, "scope": "node", "nbytes": 1, "seconds": 1}]}, "size"),
         ({"fingerprint": {}}, "fingerprint.processor"),
+        ({"date": "yesterday"}, "date"),
     ):
         path.write_text(json.dumps({**data, **change}))
         with pytest.raises(ProfileError, match=message):

@@ -170,7 +170,10 @@ def _failure(folder: Path, processes: list[subprocess.Popen[bytes]]) -> AutoparE
     _, _, rank, result = min(found, key=lambda item: item[:3])
     if result["exit_code"] == 2:
         return PlanError(result["what"], result["remedy"])
-    return RunError(f"rank {rank} failed: {result['what']}; all other processes were stopped", result["remedy"])
+    error = RunError(f"rank {rank} failed: {result['what']}; all other processes were stopped", result["remedy"])
+    if "trace" in result:
+        error.add_note(f"On rank {rank}:\n{result['trace']}")  # shown by --debug
+    return error
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import networkx as nx
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,7 +21,7 @@ from autopar.plan import Plan
 from autopar.runtime.gradients import Trained, clip, global_norm, reduce_gradients
 from autopar.runtime.loss_weights import valid_label_counter
 from autopar.runtime.parameters import initial_weights, local_tensors
-from autopar.runtime.pipeline import make_schedule, stages_of_rank, weighted
+from autopar.runtime.pipeline import MULTI, make_schedule, stages_of_rank, weighted
 from autopar.runtime.stage import Stage, boundary_examples, build_stage
 from autopar.runtime.topology import Topology, build_topology
 from autopar.sharding.resolve import ResolvedBlock, resolve_plan
@@ -107,7 +108,8 @@ class ParallelModel:
         self.sharded = plan.zero_stage == 3 and topology.sizes["dp_shard"] > 1
         if self.sharded:
             for stage in self.stages.values():
-                _shard(stage, topology)
+                # schedules that split the backward pass look the weights up unsharded, and unshard stages themselves
+                _shard(stage, topology, reshard_after_forward=plan.schedule not in MULTI or plan.mesh.pp == 1)
         self.schedule = self._schedule() if plan.mesh.pp > 1 else None
         self._count = valid_label_counter(graph)
         self.trained = self._trained(blocks)
@@ -357,19 +359,28 @@ class ParallelModel:
         return mine
 
 
-def _shard(stage: Stage, topology: Topology) -> None:
-    """FSDP2 on each block, then on the stage, summing gradients (the loss is already a share of the mean)."""
+def _shard(stage: Stage, topology: Topology, reshard_after_forward: bool) -> None:
+    """FSDP2 on each block, then on the stage, summing gradients (the loss is already a share of the mean).
+
+    Blocks that share a parameter are one unit: FSDP manages a parameter once, in every module that reads it.
+    """
     mesh = topology.submesh("dp_replicate", "dp_shard")
-    seen: dict[int, int] = {}
-    for block in stage.blocks:
-        for parameter in block.parameters():
-            seen[id(parameter)] = seen.get(id(parameter), 0) + 1
-    shared = {p for b in stage.blocks for p in b.parameters() if seen[id(p)] > 1}
-    for block in stage.blocks:
-        if any(p not in shared for p in block.parameters()):
-            fully_shard(block, mesh=mesh, ignored_params=shared)
-    fully_shard(stage, mesh=mesh)
+    for unit in _units(stage):
+        if any(True for block in unit for _ in block.parameters()):
+            fully_shard(unit if len(unit) > 1 else unit[0], mesh=mesh, reshard_after_forward=reshard_after_forward)
+    fully_shard(stage, mesh=mesh, reshard_after_forward=reshard_after_forward)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+
+
+def _units(stage: Stage) -> list[list[nn.Module]]:
+    """The blocks of a stage, those that share a parameter together."""
+    sharing: nx.Graph[int] = nx.Graph()
+    first: dict[int, int] = {}
+    for i, block in enumerate(stage.blocks):
+        sharing.add_node(i)
+        for parameter in block.parameters():
+            sharing.add_edge(i, first.setdefault(id(parameter), i))
+    return [[stage.blocks[i] for i in sorted(unit)] for unit in nx.connected_components(sharing)]

@@ -45,8 +45,12 @@ def stages_of_rank(schedule: str, rank: int, ranks: int, virtual: int) -> list[i
 
 
 def weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The micro-batch's share of the global mean; torch's schedules call this as their loss function."""
-    return loss * weight.sum()
+    """The micro-batch's share of the global mean; torch's schedules call this as their loss function.
+
+    A micro-batch without a valid label has the share 0, though its own mean is 0/0.
+    """
+    share = weight.sum()
+    return torch.where(share > 0, loss, torch.zeros_like(loss)) * share
 
 
 def make_schedule(schedule: str, stages: list[PipelineStage], micro_batches: int) -> Any:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.errors import AutoparError
-from autopar.model.spec import load
+from autopar.model.spec import describe, load
 from autopar.plan import Plan
 from autopar.runtime.parallelize import parallelize
 from autopar.runtime.trainer import Options, train
@@ -76,8 +76,8 @@ def main() -> None:
     except AutoparError as error:
         result, code = {"what": error.what, "remedy": error.remedy, "exit_code": error.exit_code}, error.exit_code
     except Exception as error:
-        traceback.print_exc()
-        result, code = {"what": f"{type(error).__name__}: {error}", "remedy": "", "exit_code": 1}, 1
+        what = describe(error, Path(order["source"]))
+        result, code = {"what": what, "remedy": "", "exit_code": 1, "trace": traceback.format_exc()}, 1
     target = order_path.parent / f"result-{os.environ['RANK']}.json"
     part = target.with_suffix(".part")
     part.write_text(json.dumps(result))

@@ -14,6 +14,7 @@ def estimate(
     global_batch: Annotated[int, typer.Option(help="Samples per optimizer step.")],
     plan: Annotated[Path | None, typer.Option(help="plan.json to estimate.")] = None,
     pin: Annotated[list[str] | None, typer.Option(help="Without a plan: choices to keep, as tp=2.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Measured profile, from 'autopar profile'.")] = None,
     precision: Annotated[str, typer.Option(help="Without a plan: fp32 or bf16.")] = "fp32",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -25,16 +26,16 @@ def estimate(
 
     from rich.console import Console
 
+    from autopar.cli.common import load_cluster
     from autopar.cost.estimate import estimate as predict
     from autopar.errors import InputError
-    from autopar.hardware.cluster import Cluster
     from autopar.model.spec import load
     from autopar.plan import Plan
     from autopar.planner.planner import search
     from autopar.planner.space import parse_pins
     from autopar.report.tables import estimate_table
 
-    job, where = load(model), Cluster.load(cluster)
+    job, where = load(model), load_cluster(cluster, profile)
     if plan is not None:
         if pin:
             raise InputError("--plan and --pin are both given", "Give one of them")

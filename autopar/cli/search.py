@@ -15,7 +15,8 @@ def search(
     model: Annotated[str, typer.Argument(help="model.py, or hf:PATH of a config.json.")],
     cluster: Annotated[str, typer.Option(help="Name or path of a cluster; see 'autopar clusters'.")],
     global_batch: Annotated[int, typer.Option(help="Samples per optimizer step, over all devices.")],
-    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "fp32",
+    profile: Annotated[Path | None, typer.Option(help="Measured profile, from 'autopar profile'.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     pin: Annotated[
         list[str] | None, typer.Option(help="A choice to keep, as tp=2 or schedule=gpipe; repeat for more.")
     ] = None,
@@ -32,7 +33,7 @@ def search(
 
     from rich.console import Console
 
-    from autopar.hardware.cluster import Cluster
+    from autopar.cli.common import load_cluster
     from autopar.model.spec import load
     from autopar.planner.space import check_settings, parse_pins
     from autopar.report.tables import plan_table, why_it_wins
@@ -40,7 +41,7 @@ def search(
     pins = parse_pins(pin or [])
     if output is not None:
         _check_writable(output)
-    where = Cluster.load(cluster)
+    where = load_cluster(cluster, profile)
     check_settings(global_batch, precision, top, where, time_limit)
     found = _search(load(model), where, global_batch, precision, pins, top, time_limit)
     if output is not None:

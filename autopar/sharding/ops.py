@@ -79,7 +79,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         picked = picked.masked_fill(outside, 0.0)
         dist.all_reduce(picked, group=group)
         valid = target != ignore_index
-        count = valid.sum()
+        count = valid.sum().clamp(min=1)  # no valid label: loss and gradient 0
         loss = torch.where(valid, total.log() - picked, torch.zeros_like(total)).sum() / count
         ctx.save_for_backward(own.div_(total[:, None]), local, outside, valid, count)
         ctx.dtype = logits.dtype
@@ -108,4 +108,5 @@ def row_parallel_cross_entropy(
     """This device's rows' share of the mean over all rows: a partial sum."""
     count = (target != ignore_index).sum().to(torch.float32)
     dist.all_reduce(count, group=group)
+    count.clamp_(min=1)  # no valid label: loss and gradient 0
     return F.cross_entropy(logits, target, reduction="sum", ignore_index=ignore_index) / count

@@ -15,7 +15,7 @@ def megatron_layout(graph: OpGraph, block: Block, sequence_sharded: bool = False
     """
     ops: dict[str, dict[str, str]] = {}
     for name, label in zip(block.nodes, block.labels, strict=True):
-        node, last = graph.nodes[name], label.split(".")[-2] if "." in label else ""
+        node, last = graph.nodes[name], graph.nodes[name].module.rpartition(".")[2]
         rank = len(node.meta.shape)
         kind = label.split(".")[-1].split("_")[0]
         bias = " S(0)" if len(node.inputs) == 3 else ""

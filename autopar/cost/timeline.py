@@ -1,7 +1,8 @@
 """Timeline: plays a pipeline schedule action by action; each rank does one action at a time, sends take time.
 
 An action starts when its rank is free and what it needs has arrived: a forward the activations of the stage before, a
-backward the gradients of the stage after (the last stage's own forward).
+backward the gradients of the stage after (the last stage's own forward), gradients of weights the stage's own
+gradients of inputs. Sends do not hold up the sender.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.cost.schedules import Action, actions
+from autopar.cost.schedules import Action, actions, rank_of_stage
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,13 @@ class StageTime:
 
     Attributes:
         send_s: sending its activations on, and likewise the gradients back over the same boundary.
+        weight_s: the part of ``backward_s`` that gives gradients of weights, where a schedule separates it.
     """
 
     forward_s: float
     backward_s: float
     send_s: float = 0.0
+    weight_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Timeline:
         events: in the order they start on each rank.
         makespan_s: end of the last action.
         busy_s: per rank, seconds in actions.
-        in_flight: per stage, the most micro-batches whose activations were held at once.
+        in_flight: per stage, the most micro-batches whose activations were held at once (until the backward, or the
+            gradients of weights where they come apart from it).
     """
 
     events: tuple[Event, ...]
@@ -63,57 +67,65 @@ def play(schedule: str, ranks: int, virtual: int, micro_batches: int, stages: Se
         PlanError: the schedule cannot be priced with these numbers.
     """
     queues = actions(schedule, ranks, virtual, micro_batches)
+    ranked = [rank_of_stage(schedule, stage, ranks) for stage in range(len(stages))]
+    durations = [_durations(stage, first=i == 0) for i, stage in enumerate(stages)]
     position, free, busy = [0] * ranks, [0.0] * ranks, [0.0] * ranks
-    done: dict[Action, float] = {}
-    rank_of = {action.stage: rank for rank, queue in enumerate(queues) for action in queue}
+    done: dict[tuple[bool, int, int], float] = {}  # (forward?, stage, micro-batch): its end
     events: list[Event] = []
-    remaining, waiting = sum(map(len, queues)), list(range(ranks))
-    while remaining:
-        progressed = False
-        for rank in waiting:
-            queue = queues[rank]
-            while position[rank] < len(queue):
-                action = queue[position[rank]]
-                ready = _ready(action, len(stages), done, stages, rank_of)
-                if ready is None:
-                    break
-                start = max(free[rank], ready)
-                stage = stages[action.stage]
-                duration = stage.forward_s if action.kind == "F" else stage.backward_s
-                free[rank] = done[action] = start + duration
-                busy[rank] += duration
-                events.append(Event(rank, action, start, free[rank]))
-                position[rank] += 1
-                remaining -= 1
-                progressed = True
-        assert progressed, "the schedule waits for itself"
+    waiting = list(range(ranks))
+    while waiting:
+        rank = waiting.pop()
+        queue = queues[rank]
+        while position[rank] < len(queue):
+            action = queue[position[rank]]
+            ready = _ready(action, done, stages, ranked)
+            if ready is None:
+                break
+            start, duration = max(free[rank], ready), durations[action.stage][action.kind]
+            free[rank] = start + duration
+            busy[rank] += duration
+            events.append(Event(rank, action, start, free[rank]))
+            position[rank] += 1
+            if action.kind != "W":
+                done[action.kind == "F", action.stage, action.micro_batch] = free[rank]
+                reader = action.stage + (1 if action.kind == "F" else -1)
+                if 0 <= reader < len(stages) and ranked[reader] != rank:
+                    waiting.append(ranked[reader])
+    assert all(at == len(queue) for at, queue in zip(position, queues, strict=True)), "the schedule waits for itself"
     return Timeline(tuple(events), max(free), tuple(busy), _in_flight(queues, len(stages)))
 
 
+def _durations(stage: StageTime, first: bool) -> dict[str, float]:
+    """Seconds by kind of action; the first stage has no gradients of inputs, all its backward is for weights."""
+    weight = stage.backward_s if first else stage.weight_s
+    return {"F": stage.forward_s, "B": stage.backward_s, "I": stage.backward_s - weight, "W": weight}
+
+
 def _ready(
-    action: Action, count: int, done: dict[Action, float], stages: Sequence[StageTime], rank_of: dict[int, int]
+    action: Action, done: dict[tuple[bool, int, int], float], stages: Sequence[StageTime], ranked: Sequence[int]
 ) -> float | None:
     """When the inputs of an action have arrived, or None while their producer has not run."""
     kind, stage, micro_batch = action
+    if kind == "W":
+        return done.get((False, stage, micro_batch))
     if kind == "F":
         if stage == 0:
             return 0.0
-        before, boundary = Action("F", stage - 1, micro_batch), stage - 1
-    elif stage == count - 1:
-        return done.get(Action("F", stage, micro_batch))
+        before, boundary = stage - 1, stage - 1
+    elif stage == len(stages) - 1:
+        return done.get((True, stage, micro_batch))
     else:
-        before, boundary = Action("B", stage + 1, micro_batch), stage
-    end = done.get(before)
+        before, boundary = stage + 1, stage
+    end = done.get((kind == "F", before, micro_batch))
     if end is None:
         return None
-    local = rank_of[before.stage] == rank_of[stage]
-    return end if local else end + stages[boundary].send_s
+    return end if ranked[before] == ranked[stage] else end + stages[boundary].send_s
 
 
 def _in_flight(queues: Sequence[Sequence[Action]], count: int) -> tuple[int, ...]:
     most, now = [0] * count, [0] * count
     for queue in queues:
         for action in queue:
-            now[action.stage] += 1 if action.kind == "F" else -1
+            now[action.stage] += {"F": 1, "I": 0}.get(action.kind, -1)
             most[action.stage] = max(most[action.stage], now[action.stage])
     return tuple(most)

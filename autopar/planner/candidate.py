@@ -19,7 +19,10 @@ from autopar.planner.memory_policy import Line, fastest_lines
 from autopar.planner.options import Option
 from autopar.planner.space import Candidate, Pins, schedules_of
 
-SMALLEST, BETWEEN = 100.0, (0.03, 0.3, 3.0)  # prices of memory, as a share of the time per byte that the model takes in all
+SMALLEST, BETWEEN = (
+    100.0,
+    (0.03, 0.3, 3.0),
+)  # prices of memory, in the time that a byte takes on average
 MOST_CUTS_PRICED = 24
 LINES_PRICED = 3
 
@@ -58,9 +61,13 @@ class Evaluator:
 
     def bound(self, candidate: Candidate) -> float:
         """A quick lower bound on the step time: compute alone, filling and draining the pipeline included."""
-        pp, count = candidate.mesh.pp, candidate.micro_batches
-        one = self.engine.lower_bound(candidate.mesh, candidate.micro_batch, count) * pp / count
-        return one * fill(pp, count)
+        return self._case(candidate).compute_bound() * fill(candidate.mesh.pp, candidate.micro_batches)
+
+    def may_fit(self, candidate: Candidate) -> bool:
+        """Whether parameters alone, divided as far as the mesh can, leave room."""
+        case, cluster = self._case(candidate), self.engine.cluster
+        needed = case.least_bytes() * (1 + cluster.device.allocator_overhead_fraction)
+        return needed + cluster.device.context_bytes <= cluster.memory_limit_bytes
 
     def tight_bound(self, candidate: Candidate) -> float:
         """A lower bound with redistributions, optimizer and gradient sums: the best of every block by itself."""

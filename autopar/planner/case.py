@@ -11,6 +11,7 @@ from autopar.model.graph import OpGraph
 from autopar.plan import BlockPlan, Mesh
 from autopar.planner.chain import Chain, ChainSolver, State
 from autopar.planner.inter import BlockLoad, Cut, cuts
+from autopar.planner.intra import choices_of
 from autopar.planner.memory_policy import OptionsOf
 from autopar.planner.options import Option, OptionMaker
 from autopar.planner.parameters import StepCosts
@@ -37,6 +38,26 @@ class Case:
         self._solvers: dict[tuple[float, bool], ChainSolver] = {}
         self._chains: dict[tuple[float, bool], Chain] = {}
         self._makers: dict[tuple[bool, ...], OptionMaker] = {}
+
+    # --- bounds -----------------------------------------------------------------------------------------------------
+
+    def compute_bound(self) -> float:
+        """Seconds per micro-batch of all blocks, each operator at its cheapest strategy, without communication."""
+        kinds = self.graph.block_kinds().values()
+        return sum(len(blocks) * sum(self._cheapest(name) for name in blocks[0].nodes) for blocks in kinds)
+
+    def _cheapest(self, name: str) -> float:
+        node = self.graph.nodes[name]
+        return min(
+            sum(self.engine.operator_cost(self.graph, node, dict(zip(self.sizes, choice, strict=True)), self.mesh))
+            for choice in choices_of(self.graph, node, self.sizes)
+        )
+
+    def least_bytes(self) -> float:
+        """Parameters with gradients and optimizer states on one device, divided as far as the mesh can."""
+        trainable = sum(n.meta.numel for n in self.graph.of_kind("parameter") if n.requires_grad)
+        divided = self.mesh.pp * self.costs.divided * math.prod(self.sizes.values())
+        return FP32 * (2 + OPTIMIZER_STATES) * trainable / divided
 
     # --- layouts ----------------------------------------------------------------------------------------------------
 

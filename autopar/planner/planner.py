@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,13 +115,14 @@ class _Search:
             complete,
         )
 
-    def _branch(self, every: Iterable[Candidate], pins: Pins, pool: _Pool) -> tuple[float, bool]:
+    def _branch(self, every: Sequence[Candidate], pins: Pins, pool: _Pool) -> tuple[float, bool]:
         """Evaluates candidates until bounds rule out the rest.
 
         Returns:
             The least bound over all candidates, and whether all were covered.
         """
-        queue = [(self.evaluator.bound(c), 0, i, c) for i, c in enumerate(every)]
+        possible = [c for c in every if self.evaluator.may_fit(c)]
+        queue = [(self.evaluator.bound(c), 0, i, c) for i, c in enumerate(possible or every)]
         total, done = len(queue), 0
         heapq.heapify(queue)
         proven = math.inf
@@ -187,7 +188,7 @@ class _Search:
         )
         for key in {**pins.numbers, **pins.words}:
             looser, rest = pins.without(key), _Pool(1)
-            self._branch(candidates(self.cluster.devices, self.global_batch, looser), looser, rest)
+            self._branch(list(candidates(self.cluster.devices, self.global_batch, looser)), looser, rest)
             if rest.fitting:
                 return NoPlanFits(what, f"Without the pin {key} it fits: {describe_plan(rest.ranked()[0].plan)}")
         needed = format_bytes(near.estimate.peak_reserved + self.cluster.memory_reserve_bytes)

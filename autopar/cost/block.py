@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.model.graph import OpGraph, OpNode
+import torch
+
+from autopar.model.graph import OpGraph, OpNode, Saved, TensorMeta
 from autopar.sharding.placement import Placement, local_shape, shard_factor
 from autopar.sharding.resolve import OUTPUT, Edge, ResolvedBlock
 
@@ -43,6 +45,9 @@ class BlockCost:
         step_reduction_bytes: axis -> local gradient bytes summed over it once per step.
         workspace_bytes: the largest operator's operands, results and gradients, while it runs.
         collectives: everything that runs per micro-batch.
+        weight_s: the part of ``backward_s`` that gives gradients of parameters.
+        recompute_s, recompute_bytes: forward time and kept bytes of what selective recomputation makes again.
+        expert: aligned with ``block.parameters``: weights of routed experts, which expert-parallel ranks hold apart.
     """
 
     forward_s: float
@@ -58,6 +63,10 @@ class BlockCost:
     step_reduction_bytes: dict[str, int]
     workspace_bytes: int
     collectives: tuple[Collective, ...]
+    weight_s: float = 0.0
+    recompute_s: float = 0.0
+    recompute_bytes: int = 0
+    expert: tuple[bool, ...] = ()
 
     def communication(self, direction: str) -> float:
         """Seconds of collectives in one direction, over all axes."""
@@ -96,12 +105,29 @@ def placement_at(resolved: ResolvedBlock, edge: Edge) -> dict[str, Placement]:
     return placed
 
 
-def saved_of(graph: OpGraph, resolved: ResolvedBlock) -> dict[tuple[str, str], int]:
-    """Local bytes that autograd keeps, by (storage, placement); the same storage under one placement counts once."""
+def saved_of(
+    graph: OpGraph,
+    resolved: ResolvedBlock,
+    dropped: frozenset[str] = frozenset(),
+    fused: frozenset[str] = frozenset(),
+    fused_norms: bool = False,
+) -> dict[tuple[str, str], int]:
+    """Local bytes that autograd keeps, by (storage, placement); the same storage under one placement counts once.
+
+    Args:
+        dropped: operators whose own saved tensors are made again in backward.
+        fused: pointwise operators inside fused kernels; what they make for each other is not kept.
+        fused_norms: norms keep their operand and the statistics alone.
+    """
     kept: dict[tuple[str, str], int] = {}
     for name in resolved.block.nodes:
         node = graph.nodes[name]
-        for number, saved in enumerate(node.saved):
+        if name in dropped:
+            continue
+        saved_here = _norm_saves(graph, node) if fused_norms and "rms_norm" in node.op else node.saved
+        for number, saved in enumerate(saved_here):
+            if name in fused and saved.source in fused:
+                continue
             if saved.source is None or saved.source == name:
                 placed = {a: s.output for a, s in resolved.strategies[name].items()}
                 split = [(p, resolved.sizes[a]) for a, p in placed.items() if p.is_shard]
@@ -112,6 +138,14 @@ def saved_of(graph: OpGraph, resolved: ResolvedBlock) -> dict[tuple[str, str], i
                 key = (f"{saved.source}.{saved.output}", _text(placed))
             kept[key] = -(-saved.meta.nbytes // shard_factor(split))
     return kept
+
+
+def _norm_saves(graph: OpGraph, node: OpNode) -> tuple[Saved, ...]:
+    """A fused norm: its operand, and one fp32 number per row."""
+    root = graph.nodes[node.inputs[0]]
+    root = graph.nodes[root.alias_of] if root.alias_of is not None else root
+    rows = Saved(None, TensorMeta((*node.meta.shape[:-1], 1), torch.float32))
+    return (Saved(root.name, root.meta), rows) if root.kind == "op" else (rows,)
 
 
 def _read_as(graph: OpGraph, resolved: ResolvedBlock, node: OpNode, source: str) -> dict[str, Placement]:

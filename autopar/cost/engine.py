@@ -16,7 +16,11 @@ from autopar.cost.block import (
 )
 from autopar.cost.communication import CommunicationModel
 from autopar.cost.compute import ComputeModel
-from autopar.cost.operators import attributes_of
+from autopar.cost.operators import PRODUCTS, attributes_of, base_name
+from autopar.cost.fusion import chains
+from autopar.cost.operators import SDPA
+from autopar.cost.selective import again
+from autopar.cost.trainer import AUTOPAR, Trainer, whole_heads
 from autopar.errors import PlanError
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.topology import Group, group_of
@@ -42,16 +46,25 @@ class Engine:
         graph_at: gives the captured model at a micro-batch size.
         cluster: with or without measured profiles.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``fp8``.
+        trainer: the program that runs the plan; unset, autopar's own runtime.
     """
 
-    def __init__(self, graph_at: Callable[[int], OpGraph], cluster: Cluster, precision: str = "fp32") -> None:
-        self._graph_at, self.cluster, self.precision = graph_at, cluster, precision
-        self.compute, self.communication = ComputeModel(cluster.device), CommunicationModel(cluster)
+    def __init__(
+        self,
+        graph_at: Callable[[int], OpGraph],
+        cluster: Cluster,
+        precision: str = "fp32",
+        trainer: Trainer = AUTOPAR,
+    ) -> None:
+        self._graph_at, self.cluster, self.precision, self.trainer = graph_at, cluster, precision, trainer
+        added = trainer.gradient_bytes if trainer.accumulates else None
+        self.compute = ComputeModel(cluster.device, trainer.kernels, added)
+        self.communication = CommunicationModel(cluster)
         self._graphs: dict[int, OpGraph] = {}
-        self._operators: dict[tuple[int, str, tuple[tuple[str, int, Strategy], ...]], Seconds] = {}
+        self._operators: dict[tuple[int, str, tuple[tuple[str, int, Strategy], ...], int], Seconds] = {}
         self._blocks: dict[tuple[int, str, str, Mesh], BlockCost] = {}
         self._groups: dict[tuple[Mesh, str], Group] = {}
-        self._bounds: dict[tuple[int, int], float] = {}
+        self._bounds: dict[tuple[int, tuple[tuple[str, int], ...]], float] = {}
 
     def graph(self, micro_batch: int) -> OpGraph:
         """The model at a micro-batch size; captured once each."""
@@ -60,10 +73,13 @@ class Engine:
         return self._graphs[micro_batch]
 
     def group(self, mesh: Mesh, axis: str) -> Group:
-        """The process group of an axis (``dp``: both data axes; ``world``: all)."""
+        """The process group of an axis (``dp``: both data axes; ``dp_cp``: context too; ``world``: all)."""
         key = (mesh, axis)
         if key not in self._groups:
-            axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp") if axis == "world" else (axis,)
+            axes = {
+                "world": ("pp", "dp_replicate", "dp_shard", "cp", "tp"),
+                "dp_cp": ("dp_replicate", "dp_shard", "cp"),
+            }.get(axis, (axis,))
             self._groups[key] = group_of(self.cluster, mesh, axes)
         return self._groups[key]
 
@@ -73,12 +89,15 @@ class Engine:
         """Seconds of one operator on its local shards, forward and backward, without the collectives inside it."""
         sizes = axis_sizes(mesh)
         active = tuple((a, sizes[a], s) for a, s in chosen.items() if sizes.get(a, 1) > 1 and not s.is_replicated)
-        key = (graph.batch_size, node.name, active)
+        spread = mesh.cp if self.trainer.local_sequence and SDPA in node.op else 1
+        key = (graph.batch_size, node.name, active, spread)
         if key not in self._operators:
-            self._operators[key] = self._time_operator(graph, node, active)
+            self._operators[key] = self._time_operator(graph, node, active, spread)
         return self._operators[key]
 
-    def _time_operator(self, graph: OpGraph, node: OpNode, active: tuple[tuple[str, int, Strategy], ...]) -> Seconds:
+    def _time_operator(
+        self, graph: OpGraph, node: OpNode, active: tuple[tuple[str, int, Strategy], ...], spread: int
+    ) -> Seconds:
         if not node.outputs:
             return 0.0, 0.0
         split = math.prod(size for _, size, _ in active)
@@ -89,6 +108,8 @@ class Engine:
                 meta = TensorMeta(local_shape(meta.shape, [(s.inputs[i], n) for _, n, s in active]), meta.dtype)
             ins.append(meta)
         outs = [TensorMeta(local_shape(m.shape, [(s.output, n) for _, n, s in active]), m.dtype) for m in node.outputs]
+        if spread > 1:
+            ins, outs = whole_heads(ins, spread), whole_heads(outs, spread)
         attributes = attributes_of(graph.fx_node(node.name))
         price = self.compute.operator_time
         forward = price(node.op, ins, outs, node.forward_flops / split, "forward", self.precision, attributes)
@@ -144,16 +165,30 @@ class Engine:
             for direction, seconds in zip(("forward", "backward"), cost, strict=True):
                 communication[axis, direction] = communication.get((axis, direction), 0.0) + seconds
 
+        fused = chains(graph, resolved) if self.trainer.fused_pointwise else []
+        inside = frozenset(name for chain in fused for name in chain.nodes)
+        for chain in fused:
+            forward += self.compute.memory_time(chain.forward_bytes)
+            backward += self.compute.memory_time(chain.backward_bytes) if chain.backward_bytes else 0.0
+        remade = again(graph, resolved)
+        recompute_s = 0.0
         for name, chosen in resolved.strategies.items():
             f, b = self.operator_cost(graph, graph.nodes[name], chosen, mesh)
-            forward, backward = forward + f, backward + b
+            recompute_s += f * remade.get(name, 0.0)
+            if name not in inside:
+                forward, backward = forward + f, backward + b
+            for way, seconds in self._exchanges(graph, resolved, name, mesh):
+                communication[way, "forward"] = communication.get((way, "forward"), 0.0) + seconds
+                communication[way, "backward"] = communication.get((way, "backward"), 0.0) + seconds
             for axis, strategy in chosen.items():
                 if strategy.internal:
                     add(axis, self.internal_cost(strategy, axis, mesh))
         for edge in resolved.edges:
             for step in edge.steps:
                 add(step.axis, self.conversion_cost(step, graph.nodes[edge.producer].meta.dtype.itemsize, mesh))
-        kept = saved_of(graph, resolved)
+        norms = self.trainer.fused_norms
+        kept = saved_of(graph, resolved, fused=inside, fused_norms=norms)
+        less = saved_of(graph, resolved, frozenset(n for n, part in remade.items() if part == 1.0), inside, norms)
         block = resolved.block
         of_inputs = {name: sum(n for (s, _), n in kept.items() if s == f"{name}.0") for name in block.inputs}
         ins, outs = boundary_bytes(graph, resolved)
@@ -172,7 +207,61 @@ class Engine:
             step_reduction_bytes=self._step_reductions(graph, resolved),
             workspace_bytes=workspace_of(graph, resolved),
             collectives=collectives_of(graph, resolved),
+            weight_s=self._weight_time(graph, resolved, mesh),
+            recompute_s=recompute_s,
+            recompute_bytes=sum(kept.values()) - sum(less.values()),
+            expert=self._experts(graph, resolved),
         )
+
+    def _exchanges(self, graph: OpGraph, resolved: ResolvedBlock, name: str, mesh: Mesh) -> list[tuple[str, float]]:
+        """Context- and expert-parallel collectives around one operator, for graphs that hold one shard."""
+        node = graph.nodes[name]
+        found: list[tuple[str, float]] = []
+        if mesh.cp > 1 and self.trainer.local_sequence and SDPA in node.op:
+            group = self.group(mesh, "cp")
+            sizes = []
+            for i, operand in enumerate(node.inputs[:3]):
+                chosen = resolved.strategies[name]
+                split = [(s.inputs[i], resolved.sizes[a]) for a, s in chosen.items()]
+                meta = graph.nodes[operand].meta
+                sizes.append(math.prod(local_shape(meta.shape, split)) * meta.dtype.itemsize * mesh.cp)
+            if self.trainer.local_sequence == "ring":
+                found.append(("cp", self.communication.collective_time("all_gather", sizes[1] + sizes[2], group)))
+            else:
+                sizes.append(sizes[0])  # the result is as large as the queries
+                found.extend(("cp", self.communication.collective_time("all_to_all", n, group)) for n in sizes)
+        if mesh.ep > 1 and "_grouped_mm" in node.op:
+            nbytes = node.meta.numel // node.meta.shape[-1] * node.meta.dtype.itemsize
+            inner, outer = graph.nodes[node.inputs[0]].meta.shape[-1], node.meta.shape[-1]
+            hidden = resolved.block.outputs and graph.nodes[resolved.block.outputs[0]].meta.shape[-1]
+            if hidden in (inner, outer):  # tokens arrive at the first product and leave after the last
+                whole = nbytes * hidden * mesh.ep
+                found.append(("ep", self.communication.collective_time("all_to_all", whole, self.group(mesh, "ep"))))
+        return found
+
+    def _experts(self, graph: OpGraph, resolved: ResolvedBlock) -> tuple[bool, ...]:
+        fed = {
+            operand
+            for name in resolved.block.nodes
+            if "_grouped_mm" in graph.nodes[name].op
+            for operand in graph.nodes[name].inputs
+        }
+        return tuple(name in fed for name in resolved.block.parameters)
+
+    def _weight_time(self, graph: OpGraph, resolved: ResolvedBlock, mesh: Mesh) -> float:
+        """Seconds of backward that give gradients of parameters: half of a product (both its products have the same
+        FLOPs), all of an operator whose other operands carry no gradient (an embedding)."""
+        total = 0.0
+        for name, chosen in resolved.strategies.items():
+            node = graph.nodes[name]
+            carriers = [graph.nodes[i].kind for i in node.inputs if graph.nodes[i].requires_grad]
+            if "parameter" not in carriers:
+                continue
+            if set(carriers) == {"parameter"}:
+                total += self.operator_cost(graph, node, chosen, mesh)[1]
+            elif base_name(node.op) in PRODUCTS:
+                total += self.operator_cost(graph, node, chosen, mesh)[1] / 2
+        return total
 
     def _parameters(self, graph: OpGraph, resolved: ResolvedBlock) -> tuple[tuple[int, ...], int]:
         elements, frozen = [], 0
@@ -207,8 +296,7 @@ class Engine:
     def lower_bound(self, mesh: Mesh, micro_batch: int, micro_batches: int) -> float:
         """Seconds that no plan of this mesh and micro-batch can beat: the compute of the cheapest strategies, spread
         evenly over the stages, without any communication, bubble or optimizer."""
-        intra = math.prod(axis_sizes(mesh).values())
-        key = (micro_batch, intra)
+        key = (micro_batch, tuple(axis_sizes(mesh).items()))
         if key not in self._bounds:
             graph = self.graph(micro_batch)
             self._bounds[key] = sum(self._cheapest(graph, node, mesh) for node in graph.of_kind("op"))

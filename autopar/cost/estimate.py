@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.cost.block import BlockCost
 from autopar.cost.engine import Engine
-from autopar.cost.memory import FP32, Part, StageMemory, local_parameters, rank_memory
+from autopar.cost.memory import FP32, Part, StageMemory, expert_parameters, local_parameters, rank_memory
+from autopar.cost.streams import backward_pass, forward_pass
+from autopar.cost.schedules import stages_of_rank
 from autopar.cost.timeline import StageTime, Timeline, play
 from autopar.errors import PlanError
 from autopar.hardware.cluster import Cluster
@@ -29,7 +31,8 @@ class Estimate:
         step_time_s: of the step; ``breakdown`` is how the busiest stage spends it and adds up to it.
         forward_flops, backward_flops: of the model over the global batch, recomputation apart.
         stages: memory of one device of each pipeline rank.
-        stage_times: of each stage of the chain; stage ``s`` is on pipeline rank ``s % pp``.
+        stage_times: of each stage of the chain.
+        held: of each pipeline rank, its stages of the chain.
         timeline: the played schedule.
         memory_limit: bytes that one device may take.
     """
@@ -43,6 +46,7 @@ class Estimate:
     mesh: dict[str, int]
     stages: tuple[StageMemory, ...]
     stage_times: tuple[StageTime, ...]
+    held: tuple[tuple[int, ...], ...]
     timeline: Timeline
     memory_limit: int
 
@@ -81,7 +85,7 @@ class Estimate:
         }
 
     def _rank_json(self, rank: int) -> dict[str, Any]:
-        memory, times = self.stages[rank], self.stage_times[rank :: len(self.stages)]
+        memory, times = self.stages[rank], [self.stage_times[s] for s in self.held[rank]]
         return {
             "forward_s": sum(t.forward_s for t in times),
             "backward_s": sum(t.backward_s for t in times),
@@ -124,14 +128,16 @@ def estimate_plan(engine: Engine, plan: Plan) -> Estimate:
     _check_boundaries(plan, [part for stage in parts for part in stage])
     split = [_stage_split(engine, plan, stage) for stage in parts]
     times = tuple(
-        StageTime(s["forward"], s["backward"], _send_time(engine, plan, graph, i)) for i, s in enumerate(split)
+        StageTime(s["forward"], s["backward"], _send_time(engine, plan, graph, i), s["weight"])
+        for i, s in enumerate(split)
     )
     played = play(plan.schedule, plan.mesh.pp, plan.virtual_stages, plan.micro_batches, times)
-    tails = [_tail(engine, plan, stage) for stage in parts]
-    breakdown = _breakdown(plan, split, tails, times, played)
-    ranks = plan.mesh.pp
-    held = [[(parts[i], played.in_flight[i]) for i in range(rank, len(parts), ranks)] for rank in range(ranks)]
-    memory = tuple(rank_memory(plan, stages, engine.cluster.device) for stages in held)
+    tails = [_tail(engine, plan, stage, times[i].backward_s) for i, stage in enumerate(parts)]
+    ranks = range(plan.mesh.pp)
+    held = tuple(stages_of_rank(plan.schedule, rank, plan.mesh.pp, plan.virtual_stages) for rank in ranks)
+    breakdown = _breakdown(plan, split, tails, times, played, held)
+    loads = [[(parts[i], played.in_flight[i]) for i in stages] for stages in held]
+    memory = tuple(rank_memory(plan, stages, engine.cluster.device, engine.trainer) for stages in loads)
     samples = plan.global_batch
     return Estimate(
         step_time_s=sum(breakdown.values()),
@@ -143,6 +149,7 @@ def estimate_plan(engine: Engine, plan: Plan) -> Estimate:
         mesh=plan.mesh.model_dump(),
         stages=memory,
         stage_times=times,
+        held=held,
         timeline=played,
         memory_limit=engine.cluster.memory_limit_bytes,
     )
@@ -178,38 +185,79 @@ def _explicit(placed: dict[str, str]) -> dict[str, str]:
 
 
 def _stage_split(engine: Engine, plan: Plan, parts: list[Part]) -> dict[str, float]:
-    """Seconds of one micro-batch in one stage: forward, backward, and both together by component."""
+    """Seconds of one micro-batch in one stage: forward, backward, and both together by component.
+
+    Every component is what it adds to the time: overlapped communication counts only where it is waited for.
+    """
     split = {"forward": 0.0, "backward": 0.0, "compute": 0.0, "dp": 0.0, **dict.fromkeys(INTRA, 0.0)}
+    split["weight"] = sum(cost.weight_s for _, _, cost in parts)
+    forward, backward = [], []
     for _, chosen, cost in parts:
-        gather = _unshard_time(engine, plan, cost)
-        again = chosen.recompute == "full"
-        forward = cost.forward_s + cost.communication("forward") + gather
-        backward = cost.backward_s + cost.communication("backward") + gather
-        backward += cost.forward_s + cost.communication("forward") if again else 0.0
-        split["forward"] += forward
-        split["backward"] += backward
-        split["compute"] += cost.forward_s * (2 if again else 1) + cost.backward_s
-        split["dp"] += 2 * gather
-        for (axis, direction), seconds in cost.communication_s.items():
-            split[axis] += seconds * (2 if again and direction == "forward" else 1)
+        wire = _exposed(engine, cost)
+        ahead = sum(seconds for (_, way), seconds in wire.items() if way == "forward")
+        back = sum(seconds for (_, way), seconds in wire.items() if way == "backward")
+        full = chosen.recompute == "full"
+        remade = cost.forward_s if full else cost.recompute_s if chosen.recompute == "selective" else 0.0
+        forward.append(cost.forward_s + ahead)
+        backward.append(cost.backward_s + remade + back + (ahead if full else 0.0))
+        split["compute"] += cost.forward_s + cost.backward_s + remade
+        for (axis, way), seconds in wire.items():
+            split[axis] += seconds * (2 if full and way == "forward" else 1)
+    split["forward"], split["backward"] = sum(forward), sum(backward)
+    if plan.zero_stage == 3 and plan.mesh.dp_shard > 1:
+        _unit_streams(engine, plan, parts, forward, backward, split)
     add = _accumulate_time(engine, plan, parts)
-    split["backward"] += add
-    split["compute"] += add
+    for key in ("backward", "weight", "compute"):
+        split[key] += add
     return split
 
 
-def _unshard_time(engine: Engine, plan: Plan, cost: BlockCost) -> float:
-    """FSDP: all-gather of one block's parameters before its forward, and again before its backward."""
-    if plan.zero_stage != 3 or plan.mesh.dp_shard == 1:
+def _exposed(engine: Engine, cost: BlockCost) -> dict[tuple[str, str], float]:
+    """Seconds of a block's collectives that compute waits for."""
+    hidden = engine.trainer.tp_hidden if "tp" in engine.trainer.overlap else 0.0
+    return {key: s * (1 - hidden if key[0] == "tp" else 1.0) for key, s in cost.communication_s.items()}
+
+
+def _unit_streams(
+    engine: Engine,
+    plan: Plan,
+    parts: list[Part],
+    forward: list[float],
+    backward: list[float],
+    split: dict[str, float],
+) -> None:
+    """Adds what FSDP's gathers and gradient sums cost one micro-batch, overlapped where the trainer does so."""
+    trainer = engine.trainer
+    gather = [_unit_time(engine, plan, cost, "all_gather", trainer.gather_bytes) for _, _, cost in parts]
+    if "fsdp" not in trainer.overlap:
+        split["forward"] += sum(gather)
+        split["backward"] += sum(gather)
+        split["dp"] += 2 * sum(gather)
+        return
+    reduce = [_unit_time(engine, plan, cost, "reduce_scatter", trainer.reduce_bytes) for _, _, cost in parts]
+    slow_f, slow_b = sum(gather) * trainer.interference, sum(gather + reduce) * trainer.interference
+    ahead = forward_pass(forward, gather) + slow_f
+    back = backward_pass(backward[::-1], gather[::-1], reduce[::-1]) + slow_b
+    split["dp"] += ahead - split["forward"] + back - split["backward"]
+    split["forward"], split["backward"] = ahead, back
+
+
+def _unit_time(engine: Engine, plan: Plan, cost: BlockCost, kind: str, item: int) -> float:
+    """FSDP: one collective over one block's parameters, and the copies around it."""
+    nbytes = sum(cost.parameter_elements) * item
+    if not nbytes:
         return 0.0
-    nbytes = sum(cost.parameter_elements) * FP32
-    group = engine.group(plan.mesh, "dp_shard")
-    copies = engine.compute.memory_time(2 * nbytes, "copy") if nbytes else 0.0
-    return engine.communication.collective_time("all_gather", nbytes, group) + copies
+    wire = engine.communication.collective_time(kind, nbytes, engine.group(plan.mesh, "dp_shard"))
+    return wire + engine.compute.memory_time(2 * nbytes, "copy")
 
 
 def _accumulate_time(engine: Engine, plan: Plan, parts: list[Part]) -> float:
     """Adding gradients of all micro-batches but the first, spread over all of them."""
+    if engine.trainer.accumulates:  # the products that make the gradients add them up
+        return 0.0
+    if "fsdp" in engine.trainer.overlap and plan.zero_stage == 3:
+        nbytes = 3 * sum(local_parameters(parts).values()) * FP32 / plan.mesh.dp_shard
+        return nbytes / engine.cluster.device.bandwidth()
     nbytes = sum(local_parameters(parts).values()) * FP32
     rate = engine.cluster.overheads.accumulate_s_per_byte
     once = nbytes * rate if rate is not None else 3 * nbytes / engine.cluster.device.bandwidth()
@@ -232,23 +280,44 @@ def _send_time(engine: Engine, plan: Plan, graph: OpGraph, stage: int) -> float:
         else:
             crossing.update({name: made[name] for name in block.inputs if name in made})
     group = engine.group(plan.mesh, "pp")
+    if engine.trainer.scatter_sends and plan.mesh.tp > 1:
+        return _scattered_send(engine, plan, sum(crossing.values()), sharded=_is_sharded(plan))
     return sum(engine.communication.collective_time("send", nbytes, group) for nbytes in crossing.values())
 
 
-def _tail(engine: Engine, plan: Plan, parts: list[Part]) -> dict[str, float]:
-    """Seconds of what a stage does once per step: gradient sums, their norm, the optimizer."""
+def _is_sharded(plan: Plan) -> bool:
+    """Whether activations cross between blocks cut over the tensor-parallel ranks."""
+    return any(p.get("tp", "R") != "R" for layout in plan.layouts.values() for p in layout.outputs)
+
+
+def _scattered_send(engine: Engine, plan: Plan, nbytes: int, sharded: bool) -> float:
+    """Each tensor-parallel rank sends its part; a replicated activation is put together again within the node."""
+    comm, mesh = engine.communication, plan.mesh
+    if sharded:
+        return comm.collective_time("send", nbytes, engine.group(mesh, "pp"))
+    part = comm.collective_time("send", nbytes / mesh.tp, engine.group(mesh, "pp"))
+    return part + comm.collective_time("all_gather", nbytes, engine.group(mesh, "tp"))
+
+
+def _tail(engine: Engine, plan: Plan, parts: list[Part], last_backward_s: float) -> dict[str, float]:
+    """Seconds of what a stage does once per step: gradient sums, their norm, the optimizer.
+
+    Args:
+        last_backward_s: backward of one micro-batch, which overlapped gradient sums run beside.
+    """
     parameters = local_parameters(parts)
-    nbytes = sum(parameters.values()) * FP32
-    mesh, comm = plan.mesh, engine.communication
+    elements = sum(parameters.values())
+    nbytes = elements * FP32
+    mesh, comm, trainer = plan.mesh, engine.communication, engine.trainer
     dp, held = 0.0, float(nbytes)
     if plan.zero_stage == 3 and mesh.dp_shard > 1:
         held = nbytes / mesh.dp_shard
-        for _, _, cost in parts:
-            size = sum(cost.parameter_elements) * FP32
-            dp += comm.collective_time("reduce_scatter", size, engine.group(mesh, "dp_shard"))
-            dp += engine.compute.memory_time(2 * size, "copy") if size else 0.0
+        if "fsdp" not in trainer.overlap:
+            dp += sum(_unit_time(engine, plan, cost, "reduce_scatter", FP32) for _, _, cost in parts)
         if mesh.dp_replicate > 1:
             dp += comm.collective_time("all_reduce", held, engine.group(mesh, "dp_replicate"))
+    elif plan.zero_stage in (1, 2) and mesh.dp_shard > 1:
+        dp, held = _sharded_update(engine, plan, parts, last_backward_s)
     elif mesh.dp > 1:
         dp += _bucketed(engine, nbytes, plan, "dp")
     reductions: dict[str, int] = {}
@@ -261,9 +330,30 @@ def _tail(engine: Engine, plan: Plan, parts: list[Part]) -> dict[str, float]:
     if overheads.optimizer_s_per_byte is not None:
         optimizer = held * overheads.optimizer_s_per_byte + len(parameters) * (overheads.optimizer_s_per_tensor or 0.0)
     else:
-        optimizer = engine.compute.memory_time(ADAMW_TRAFFIC * held, "optimizer")
+        traffic = trainer.optimizer_traffic_bytes / FP32 * held
+        optimizer = engine.compute.memory_time(traffic, "optimizer")
     norm = engine.compute.memory_time(held, "reduction")
-    return {"dp": dp + scalars, "optimizer": optimizer + norm, **intra}
+    return {"dp": dp + scalars, "optimizer": optimizer + norm + trainer.step_overhead_s, **intra}
+
+
+def _sharded_update(engine: Engine, plan: Plan, parts: list[Part], last_backward_s: float) -> tuple[float, float]:
+    """ZeRO 1 and 2: gradients reduce-scattered, updated parameters gathered (Rajbhandari et al. 2020, section 5).
+
+    Returns:
+        Seconds that are waited for, and fp32 bytes of the parameters that this device updates.
+    """
+    mesh, comm, trainer = plan.mesh, engine.communication, engine.trainer
+    experts = sum(expert_parameters(parts).values()) if mesh.ep > 1 else 0
+    dense = sum(local_parameters(parts).values()) - experts
+    total = held = 0.0
+    for elements, axis in ((dense, "dp_cp"), (experts, "edp")):
+        group = engine.group(mesh, axis)
+        total += comm.collective_time("reduce_scatter", elements * trainer.reduce_bytes, group)
+        total += comm.collective_time("all_gather", elements * trainer.gather_bytes, group)
+        held += elements * FP32 / group.size
+    if "dp" in trainer.overlap:
+        return total * trainer.interference + max(0.0, total - 1.5 * last_backward_s), held
+    return total, held
 
 
 def _bucketed(engine: Engine, nbytes: int, plan: Plan, axis: str) -> float:
@@ -282,10 +372,10 @@ def _breakdown(
     tails: list[dict[str, float]],
     times: tuple[StageTime, ...],
     played: Timeline,
+    held: tuple[tuple[int, ...], ...],
 ) -> dict[str, float]:
     """The step of the busiest rank by component; sums to the step time."""
     ranks = plan.mesh.pp
-    held = [range(rank, len(times), ranks) for rank in range(ranks)]
     tail = [{k: sum(tails[s].get(k, 0.0) for s in held[r]) for k in ("dp", "optimizer", *INTRA)} for r in range(ranks)]
     slowest_tail = max(range(ranks), key=lambda r: sum(tail[r].values()))
     busiest = max(range(ranks), key=lambda r: played.busy_s[r])
@@ -293,7 +383,7 @@ def _breakdown(
     result = {key: count * sum(split[s][key] for s in held[busiest]) for key in ("compute", "dp", *INTRA)}
     for key in ("dp", *INTRA):
         result[key] += tail[slowest_tail][key]
-    free = tuple(StageTime(t.forward_s, t.backward_s) for t in times)
+    free = tuple(replace(t, send_s=0.0) for t in times)
     ideal = play(plan.schedule, ranks, plan.virtual_stages, count, free).makespan_s if ranks > 1 else played.makespan_s
     result["pp"] = max(0.0, played.makespan_s - ideal)
     result["bubble"] = max(0.0, ideal - played.busy_s[busiest])

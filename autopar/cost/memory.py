@@ -1,6 +1,6 @@
 """Memory of one pipeline stage on one device, by component.
 
-Parameters, gradients and AdamW's two states are kept in fp32 (mixed precision is autocast over fp32 parameters);
+What one element takes is the trainer's: autopar's own keeps parameters, gradients and AdamW's two states in fp32;
 ZeRO-3 divides them over the shard axis (Rajbhandari et al. 2020, arXiv 1910.02054).
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cost.block import BlockCost
+from autopar.cost.trainer import AUTOPAR, Trainer
 from autopar.hardware.device import Device
 from autopar.model.graph import Block
 from autopar.plan import BlockPlan, Plan
@@ -65,6 +66,16 @@ def local_parameters(parts: Sequence[Part]) -> dict[str, int]:
     }
 
 
+def expert_parameters(parts: Sequence[Part]) -> dict[str, int]:
+    """Weights of routed experts among :func:`local_parameters`."""
+    return {
+        name: elements
+        for block, _, cost in parts
+        for name, elements, expert in zip(block.parameters, cost.parameter_elements, cost.expert, strict=True)
+        if elements and expert
+    }
+
+
 def saved_per_micro_batch(parts: Sequence[Part]) -> int:
     """Bytes that one micro-batch keeps from forward to backward in a stage; what two blocks keep counts once."""
     total, counted = 0, set()
@@ -72,7 +83,7 @@ def saved_per_micro_batch(parts: Sequence[Part]) -> int:
         if plan.recompute == "full":
             kept = dict(zip(block.inputs, cost.input_bytes, strict=True))
         else:
-            total += cost.saved_bytes
+            total += cost.saved_bytes - (cost.recompute_bytes if plan.recompute == "selective" else 0)
             kept = dict(zip(block.inputs, cost.saved_input_bytes, strict=True))
         total += sum(nbytes for name, nbytes in kept.items() if name not in counted)
         counted |= {name for name, nbytes in kept.items() if nbytes}
@@ -81,7 +92,9 @@ def saved_per_micro_batch(parts: Sequence[Part]) -> int:
     return total
 
 
-def rank_memory(plan: Plan, stages: Sequence[tuple[Sequence[Part], int]], device: Device) -> StageMemory:
+def rank_memory(
+    plan: Plan, stages: Sequence[tuple[Sequence[Part], int]], device: Device, trainer: Trainer = AUTOPAR
+) -> StageMemory:
     """Peak memory of the stages that one pipeline rank holds.
 
     Args:
@@ -92,17 +105,23 @@ def rank_memory(plan: Plan, stages: Sequence[tuple[Sequence[Part], int]], device
     frozen = sum(cost.frozen_bytes for _, _, cost in parts)
     sharded = plan.zero_stage == 3 and plan.mesh.dp_shard > 1
     held = -(-elements // plan.mesh.dp_shard) if sharded else elements
-    whole = sorted((sum(cost.parameter_elements) * FP32 for _, _, cost in parts), reverse=True)
+    gathered = max(trainer.gather_bytes, trainer.reduce_bytes)
+    states = held
+    if plan.zero_stage in (1, 2):
+        experts = sum(expert_parameters(parts).values()) if plan.mesh.ep > 1 else 0
+        replicas = plan.mesh.dp_shard * (plan.mesh.cp if trainer.local_sequence else 1)
+        states = (elements - experts) // replicas + experts // max(1, replicas // plan.mesh.ep)
+    whole = sorted((sum(cost.parameter_elements) * gathered for _, _, cost in parts), reverse=True)
     recomputed = [cost.saved_bytes for _, block, cost in parts if block.recompute == "full"]
     workspace = max((cost.workspace_bytes for _, _, cost in parts), default=0) + max(recomputed, default=0)
     buckets = min(elements * FP32, int(plan.gradient_reduction.bucket_mib * MIB)) if plan.mesh.dp > 1 else 0
     return StageMemory(
-        parameters=held * FP32 + frozen,
-        gradients=held * FP32,
-        optimizer=held * FP32 * OPTIMIZER_STATES,
+        parameters=held * trainer.parameter_bytes + frozen,
+        gradients=held * trainer.gradient_bytes,
+        optimizer=states * trainer.state_bytes,
         activations=sum(in_flight * saved_per_micro_batch(stage) for stage, in_flight in stages),
         workspace=workspace,
-        unsharded=(sum(whole[:2]) + (elements * FP32 if plan.micro_batches > 1 else whole[0])) if sharded else 0,
+        unsharded=(sum(whole[:2]) + (elements * FP32 if plan.micro_batches > 1 and "fsdp" not in trainer.overlap else whole[0])) if sharded else 0,
         buffers=buckets,
         context=device.context_bytes,
         allocator_fraction=device.allocator_overhead_fraction,

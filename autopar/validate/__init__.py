@@ -1,0 +1,1 @@
+"""Validation: published training runs, predicted and compared with what was measured."""

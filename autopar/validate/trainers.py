@@ -1,0 +1,57 @@
+"""Which training program a measured run used, as facts of that program; never of a single run.
+
+Megatron-LM and what builds on it (NeMo, Megatron Bridge): 16-bit weights, fp32 gradients that products add into, fp32
+master weights and moments; fused pointwise kernels and norms. FSDP programs (llm-foundry, torchtitan): fp32 sharded
+parameters gathered in 16 bit.
+"""
+
+from __future__ import annotations
+
+from autopar.cost.trainer import Trainer
+from autopar.validate.rows import Row
+
+INTERFERENCE = 0.15  # of overlapped communication; one number for all programs and devices
+TP_HIDDEN = 0.5  # userbuffer and asynchronous tensor parallelism pipeline a product with its collective
+
+
+def trainer_of(row: Row) -> Trainer:
+    """The program of a row, by how it shards: ``zero_stage`` 3 is FSDP, everything else is Megatron-like."""
+    words = set((row.overlap or "none").replace(",", "+").split("+"))
+    overlap = frozenset(
+        name for name, marks in (("fsdp", {"fsdp-prefetch"}), ("dp", {"dp"}), ("tp", {"tp", "async-tp"})) if words & marks
+    )
+    if row.zero_stage == 3:
+        return _fsdp(row, overlap | ({"fsdp"} if "dp" in overlap else frozenset()))
+    first_attention = row.flash_attention == 0
+    return Trainer(
+        parameter_bytes=2,
+        gradient_bytes=4,
+        state_bytes=12,
+        optimizer_traffic_bytes=30,
+        gather_bytes=2,
+        reduce_bytes=4,
+        overlap=overlap,
+        interference=INTERFERENCE,
+        tp_hidden=TP_HIDDEN,
+        kernels="pytorch" if first_attention else "transformer_engine",
+        fused_pointwise=True,
+        fused_norms=True,
+        accumulates=True,
+        local_sequence="all_to_all",
+        scatter_sends=True,
+    )
+
+
+def _fsdp(row: Row, overlap: frozenset[str]) -> Trainer:
+    foundry = row.family == "mpt"  # llm-foundry: gradients summed in 16 bit (mixed_precision PURE), FlashAttention-1
+    return Trainer(
+        gather_bytes=2,
+        reduce_bytes=2 if foundry else 4,
+        overlap=overlap,
+        interference=INTERFERENCE,
+        tp_hidden=TP_HIDDEN,
+        kernels="flash_attention_1" if foundry else "pytorch",
+        fused_pointwise=bool(row.compile),
+        fused_norms=True,
+        local_sequence="ring",
+    )

@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind
 
 from autopar.errors import AutoparError, CaptureError
 from autopar.model.blocks import find_blocks
+from autopar.model.functional import functional
 from autopar.model.graph import NodeKind, OpGraph, OpNode, TensorMeta
 from autopar.model.operator_facts import OperatorFacts, Strided, facts_of
 from autopar.model.spec import TrainingJob
@@ -36,7 +37,7 @@ def capture(job: TrainingJob, batch_size: int) -> OpGraph:
         module = job.loss_module()
         batch = job.flatten_batch(job.example_batch(batch_size))
     inputs = {k: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") for k, v in batch.items()}
-    exported = _export(job, module.to("meta"), inputs)
+    exported = functional(_export(job, module.to("meta"), inputs))
     return _Builder(module, exported, batch_size).build()
 
 
@@ -99,7 +100,8 @@ class _Builder:
         )
 
     def graph_node(self, name: str) -> fx.Node:
-        return next(n for n in self.graph.nodes if n.name == name)
+        found: fx.Node = next(n for n in self.graph.nodes if n.name == name)
+        return found
 
     def _source(self, node: fx.Node, spec: Any) -> None:
         """A batch input, parameter, buffer or constant."""
@@ -184,8 +186,8 @@ class _Builder:
                 f"the forward pass changes the buffer {mutated[0]!r}",
                 "Keep the model free of state that forward changes",
             )
-        (loss,) = output.args[0]  # type: ignore[misc, union-attr]
-        return self.new[loss].name  # type: ignore[index]
+        results: Any = output.args[0]
+        return self.new[results[0]].name
 
 
 def _ties(module: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:

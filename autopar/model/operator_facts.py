@@ -115,7 +115,7 @@ def _run(node: fx.Node, operands: Sequence[Strided], needs_grad: Sequence[bool])
     shared = {home.get(v.untyped_storage()._cdata) for v in outputs}
     view_of = shared.pop() if len(shared) == 1 else None
     if "scaled_dot_product_attention" in str(node.target):
-        laid_out = (Strided.of(_attention_output(outputs[0])),)
+        laid_out: tuple[Strided, ...] = (Strided.of(_attention_output(outputs[0])),)
         saved = _attention_saves(values, outputs[0]) if differentiable else ()
     else:
         laid_out = tuple(Strided.of(v) for v in outputs)

@@ -61,7 +61,7 @@ def plan_table(plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title:
 
 def _cells(label: str, plan: Plan, best: float) -> tuple[str, ...]:
     time = step_time_s(plan)
-    schedule = plan.schedule if plan.mesh.pp > 1 else "-"
+    schedule: str = plan.schedule if plan.mesh.pp > 1 else "-"
     if plan.virtual_stages > 1:
         schedule += f" x{plan.virtual_stages}"
     return (

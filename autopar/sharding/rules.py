@@ -337,6 +337,15 @@ def _getitem(call: Call) -> Factors:
     return Factors((dims,), dims, _sizes(dims, call.out), linear=True)
 
 
+@_rule("broadcast_tensors")
+def _broadcast_tensors(call: Call) -> Factors | None:
+    """Of tensors that have one shape already, as in front of a loss."""
+    dims = _names(len(call.out))
+    if any(shape != call.out for shape in call.shapes):
+        return None
+    return Factors((dims,) * len(call.shapes), dims, _sizes(dims, call.out))
+
+
 @_rule("cat", "stack")
 def _join(call: Call) -> Factors:
     stacked = base_name(call.node.op) == "stack"

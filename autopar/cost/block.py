@@ -38,7 +38,7 @@ class BlockCost:
         communication_s: (axis, direction) -> seconds of its collectives.
         saved_bytes: activations kept from forward to backward, block inputs apart.
         saved_input_bytes: aligned with ``block.inputs``: local bytes where an operator keeps the input, else 0.
-        input_bytes, output_bytes: local bytes of the boundary activations that carry gradient or data.
+        input_bytes, output_bytes: local bytes of the boundary activations; none for batch inputs, which stay anyway.
         saved_outputs: aligned with ``block.outputs``: whether ``saved_bytes`` already counts that output.
         parameter_elements: aligned with ``block.parameters``: local elements of trainable parameters, else 0.
         frozen_bytes: local bytes of frozen parameters, buffers and constants.
@@ -174,7 +174,10 @@ def boundary_bytes(graph: OpGraph, resolved: ResolvedBlock) -> tuple[tuple[int, 
     ins = zip(block.inputs, resolved.input_placements, strict=True)
     outs = zip(block.outputs, resolved.output_placements, strict=True)
     return (
-        tuple(local_bytes(graph, resolved, name, placed) for name, placed in ins),
+        tuple(
+            0 if graph.nodes[name].kind == "input" else local_bytes(graph, resolved, name, placed)
+            for name, placed in ins
+        ),
         tuple(local_bytes(graph, resolved, name, placed) for name, placed in outs),
     )
 

@@ -5,10 +5,11 @@ Read from :class:`autopar.sharding.resolve.ResolvedBlock`, the same description 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from autopar.cost.operators import PRODUCTS, base_name
 from autopar.model.graph import OpGraph, OpNode, Saved, TensorMeta
 from autopar.sharding.placement import Placement, local_shape, shard_factor
 from autopar.sharding.resolve import OUTPUT, Edge, ResolvedBlock
@@ -47,6 +48,9 @@ class BlockCost:
         collectives: everything that runs per micro-batch.
         weight_s: the part of ``backward_s`` that gives gradients of parameters.
         recompute_s, recompute_bytes: forward time and kept bytes of what selective recomputation makes again.
+        replay_s, replay_communication_s: compute, and collectives by axis, of running the forward again in full
+            recomputation.
+        weights: local elements of each matrix that products read; grouped ones count one of the group.
         expert: aligned with ``block.parameters``: weights of routed experts, which expert-parallel ranks hold apart.
     """
 
@@ -67,6 +71,9 @@ class BlockCost:
     recompute_s: float = 0.0
     recompute_bytes: int = 0
     expert: tuple[bool, ...] = ()
+    weights: tuple[int, ...] = ()
+    replay_s: float = 0.0
+    replay_communication_s: dict[str, float] = field(default_factory=dict)
 
     def communication(self, direction: str) -> float:
         """Seconds of collectives in one direction, over all axes."""
@@ -111,6 +118,8 @@ def saved_of(
     dropped: frozenset[str] = frozenset(),
     fused: frozenset[str] = frozenset(),
     fused_norms: bool = False,
+    regathers: bool = False,
+    narrow_products: bool = False,
 ) -> dict[tuple[str, str], int]:
     """Local bytes that autograd keeps, by (storage, placement); the same storage under one placement counts once.
 
@@ -118,6 +127,8 @@ def saved_of(
         dropped: operators whose own saved tensors are made again in backward.
         fused: pointwise operators inside fused kernels; what they make for each other is not kept.
         fused_norms: norms keep their operand and the statistics alone.
+        narrow_products: products keep their operands in one byte an element (fp8), apart from others' copies.
+        regathers: operands are kept as they are before they are gathered.
     """
     kept: dict[tuple[str, str], int] = {}
     for name in resolved.block.nodes:
@@ -133,10 +144,13 @@ def saved_of(
                 split = [(p, resolved.sizes[a]) for a, p in placed.items() if p.is_shard]
                 key = (f"{name}#{number}" if saved.source is None else f"{name}.{saved.output}", _text(placed))
             else:
-                placed = _read_as(graph, resolved, node, saved.source)
+                placed = _read_as(graph, resolved, node, saved.source, regathers)
                 split = [(p, resolved.sizes[a]) for a, p in placed.items()]
                 key = (f"{saved.source}.{saved.output}", _text(placed))
-            kept[key] = -(-saved.meta.nbytes // shard_factor(split))
+            nbytes = saved.meta.nbytes
+            if narrow_products and base_name(node.op) in PRODUCTS and saved.meta.dtype.itemsize == 2:
+                key, nbytes = (key[0] + "#fp8", key[1]), nbytes // 2
+            kept[key] = -(-nbytes // shard_factor(split))
     return kept
 
 
@@ -148,11 +162,15 @@ def _norm_saves(graph: OpGraph, node: OpNode) -> tuple[Saved, ...]:
     return (Saved(root.name, root.meta), rows) if root.kind == "op" else (rows,)
 
 
-def _read_as(graph: OpGraph, resolved: ResolvedBlock, node: OpNode, source: str) -> dict[str, Placement]:
+def _read_as(
+    graph: OpGraph, resolved: ResolvedBlock, node: OpNode, source: str, regathers: bool
+) -> dict[str, Placement]:
     """How a node reads the operand whose storage is ``source``; sharded dimensions are those of the operand."""
     for i, operand in enumerate(node.inputs):
         if operand == source or graph.nodes[operand].alias_of == source:
-            return placement_at(resolved, resolved.edge_into(node.name, i))
+            edge = resolved.edge_into(node.name, i)
+            gathered = edge.steps and all(step.conversion.forward == "all_gather" for step in edge.steps)
+            return resolved.placement_of(edge.producer) if regathers and gathered else placement_at(resolved, edge)
     return {}
 
 

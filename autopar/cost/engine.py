@@ -16,10 +16,9 @@ from autopar.cost.block import (
 )
 from autopar.cost.communication import CommunicationModel
 from autopar.cost.compute import ComputeModel
-from autopar.cost.operators import PRODUCTS, attributes_of, base_name
 from autopar.cost.fusion import chains
-from autopar.cost.operators import SDPA
-from autopar.cost.selective import again
+from autopar.cost.operators import PRODUCTS, SDPA, attributes_of, base_name
+from autopar.cost.selective import after_last_saved, again
 from autopar.cost.trainer import AUTOPAR, Trainer, whole_heads
 from autopar.errors import PlanError
 from autopar.hardware.cluster import Cluster
@@ -28,7 +27,7 @@ from autopar.model.graph import Block, OpGraph, OpNode, TensorMeta
 from autopar.plan import Layout, Mesh
 from autopar.sharding.placement import R, local_shape
 from autopar.sharding.redistribute import Conversion
-from autopar.sharding.resolve import ResolvedBlock, Step, axis_sizes, resolve
+from autopar.sharding.resolve import OUTPUT, ResolvedBlock, Step, axis_sizes, resolve
 from autopar.sharding.rules import strategies
 from autopar.sharding.strategy import Strategy
 
@@ -135,7 +134,9 @@ class Engine:
     def _move_time(self, conversion: Conversion, direction: str, nbytes: int, axis: str, mesh: Mesh) -> float:
         kind = conversion.forward if direction == "forward" else conversion.backward
         if kind:
-            packed = self.compute.memory_time(2 * nbytes, "copy")  # shards are packed or unpacked around the wire
+            packed = (
+                0.0 if not self.trainer.packs else self.compute.memory_time(2 * nbytes, "copy")
+            )  # shards are packed or unpacked around the wire
             return self.communication.collective_time(kind, nbytes, self.group(mesh, axis)) + packed
         sliced = (direction == "forward" and conversion.src == R and conversion.dst.is_shard) or (
             direction == "backward" and conversion.requires_grad and conversion.dst == R and conversion.src.is_shard
@@ -167,7 +168,12 @@ class Engine:
 
         fused = chains(graph, resolved) if self.trainer.fused_pointwise else []
         inside = frozenset(name for chain in fused for name in chain.nodes)
+        unneeded = after_last_saved(graph, resolved) if self.trainer.early_stop else frozenset()
+        skipped = 0.0
+        unsent: dict[str, float] = {}
         for chain in fused:
+            if unneeded.issuperset(chain.nodes):
+                skipped += self.compute.memory_time(chain.forward_bytes)
             forward += self.compute.memory_time(chain.forward_bytes)
             backward += self.compute.memory_time(chain.backward_bytes) if chain.backward_bytes else 0.0
         remade = again(graph, resolved)
@@ -177,6 +183,7 @@ class Engine:
             recompute_s += f * remade.get(name, 0.0)
             if name not in inside:
                 forward, backward = forward + f, backward + b
+                skipped += f if name in unneeded else 0.0
             for way, seconds in self._exchanges(graph, resolved, name, mesh):
                 communication[way, "forward"] = communication.get((way, "forward"), 0.0) + seconds
                 communication[way, "backward"] = communication.get((way, "backward"), 0.0) + seconds
@@ -184,11 +191,18 @@ class Engine:
                 if strategy.internal:
                     add(axis, self.internal_cost(strategy, axis, mesh))
         for edge in resolved.edges:
+            unused = all(name in unneeded or name == OUTPUT for name, _ in edge.consumers)
             for step in edge.steps:
-                add(step.axis, self.conversion_cost(step, graph.nodes[edge.producer].meta.dtype.itemsize, mesh))
+                cost = self.conversion_cost(step, graph.nodes[edge.producer].meta.dtype.itemsize, mesh)
+                add(step.axis, cost)
+                if unused and self.trainer.early_stop:
+                    unsent[step.axis] = unsent.get(step.axis, 0.0) + cost[0]
         norms = self.trainer.fused_norms
-        kept = saved_of(graph, resolved, fused=inside, fused_norms=norms)
-        less = saved_of(graph, resolved, frozenset(n for n, part in remade.items() if part == 1.0), inside, norms)
+        stored, narrow = self.trainer.regathers, self.precision == "fp8" and self.trainer.keeps_fp8
+        kept = saved_of(graph, resolved, fused=inside, fused_norms=norms, regathers=stored, narrow_products=narrow)
+        less = saved_of(
+            graph, resolved, frozenset(n for n, part in remade.items() if part == 1.0), inside, norms, stored
+        )
         block = resolved.block
         of_inputs = {name: sum(n for (s, _), n in kept.items() if s == f"{name}.0") for name in block.inputs}
         ins, outs = boundary_bytes(graph, resolved)
@@ -211,6 +225,13 @@ class Engine:
             recompute_s=recompute_s,
             recompute_bytes=sum(kept.values()) - sum(less.values()),
             expert=self._experts(graph, resolved),
+            weights=self._weights(graph, resolved, elements),
+            replay_s=forward - skipped,
+            replay_communication_s={
+                axis: seconds - unsent.get(axis, 0.0)
+                for (axis, way), seconds in communication.items()
+                if way == "forward"
+            },
         )
 
     def _exchanges(self, graph: OpGraph, resolved: ResolvedBlock, name: str, mesh: Mesh) -> list[tuple[str, float]]:
@@ -226,7 +247,10 @@ class Engine:
                 meta = graph.nodes[operand].meta
                 sizes.append(math.prod(local_shape(meta.shape, split)) * meta.dtype.itemsize * mesh.cp)
             if self.trainer.local_sequence == "ring":
-                found.append(("cp", self.communication.collective_time("all_gather", sizes[1] + sizes[2], group)))
+                # keys and values travel while attention computes on those at hand
+                beside = self.operator_cost(graph, node, resolved.strategies[name], mesh)[0]
+                passing = self.communication.collective_time("all_gather", sizes[1] + sizes[2], group)
+                found.append(("cp", max(passing / mesh.cp, passing - beside)))
             else:
                 sizes.append(sizes[0])  # the result is as large as the queries
                 found.extend(("cp", self.communication.collective_time("all_to_all", n, group)) for n in sizes)
@@ -238,6 +262,17 @@ class Engine:
                 whole = nbytes * hidden * mesh.ep
                 found.append(("ep", self.communication.collective_time("all_to_all", whole, self.group(mesh, "ep"))))
         return found
+
+    def _weights(self, graph: OpGraph, resolved: ResolvedBlock, elements: tuple[int, ...]) -> tuple[int, ...]:
+        """Matrices that products of a repeated block read; the head's result is freed before other gradients are."""
+        block, found = resolved.block, []
+        products = [graph.nodes[n] for n in block.nodes if base_name(graph.nodes[n].op) in PRODUCTS]
+        read = {operand for node in products for operand in node.inputs}
+        for name, count in zip(block.parameters, elements, strict=True):
+            shape = graph.nodes[name].meta.shape
+            if name in read and len(shape) >= 2 and block.outputs:
+                found.append(count // (shape[0] if len(shape) == 3 else 1))
+        return tuple(found)
 
     def _experts(self, graph: OpGraph, resolved: ResolvedBlock) -> tuple[bool, ...]:
         fed = {

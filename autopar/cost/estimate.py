@@ -8,8 +8,8 @@ from typing import Any
 from autopar.cost.block import BlockCost
 from autopar.cost.engine import Engine
 from autopar.cost.memory import FP32, Part, StageMemory, expert_parameters, local_parameters, rank_memory
-from autopar.cost.streams import backward_pass, forward_pass
 from autopar.cost.schedules import stages_of_rank
+from autopar.cost.streams import backward_pass, forward_pass
 from autopar.cost.timeline import StageTime, Timeline, play
 from autopar.errors import PlanError
 from autopar.hardware.cluster import Cluster
@@ -197,12 +197,16 @@ def _stage_split(engine: Engine, plan: Plan, parts: list[Part]) -> dict[str, flo
         ahead = sum(seconds for (_, way), seconds in wire.items() if way == "forward")
         back = sum(seconds for (_, way), seconds in wire.items() if way == "backward")
         full = chosen.recompute == "full"
-        remade = cost.forward_s if full else cost.recompute_s if chosen.recompute == "selective" else 0.0
+        remade = cost.replay_s if full else cost.recompute_s if chosen.recompute == "selective" else 0.0
         forward.append(cost.forward_s + ahead)
-        backward.append(cost.backward_s + remade + back + (ahead if full else 0.0))
+        hidden = engine.trainer.tp_hidden if "tp" in engine.trainer.overlap else 0.0
+        resent = (
+            {a: s * (1 - hidden if a == "tp" else 1.0) for a, s in cost.replay_communication_s.items()} if full else {}
+        )
+        backward.append(cost.backward_s + remade + back + sum(resent.values()))
         split["compute"] += cost.forward_s + cost.backward_s + remade
         for (axis, way), seconds in wire.items():
-            split[axis] += seconds * (2 if full and way == "forward" else 1)
+            split[axis] += seconds + (resent.get(axis, 0.0) if way == "forward" else 0.0)
     split["forward"], split["backward"] = sum(forward), sum(backward)
     if plan.zero_stage == 3 and plan.mesh.dp_shard > 1:
         _unit_streams(engine, plan, parts, forward, backward, split)
@@ -247,7 +251,8 @@ def _unit_time(engine: Engine, plan: Plan, cost: BlockCost, kind: str, item: int
     nbytes = sum(cost.parameter_elements) * item
     if not nbytes:
         return 0.0
-    wire = engine.communication.collective_time(kind, nbytes, engine.group(plan.mesh, "dp_shard"))
+    axis = "dp_cp" if engine.trainer.local_sequence and plan.mesh.dp_replicate == 1 else "dp_shard"
+    wire = engine.communication.collective_time(kind, nbytes, engine.group(plan.mesh, axis))
     return wire + engine.compute.memory_time(2 * nbytes, "copy")
 
 
@@ -311,15 +316,15 @@ def _tail(engine: Engine, plan: Plan, parts: list[Part], last_backward_s: float)
     mesh, comm, trainer = plan.mesh, engine.communication, engine.trainer
     dp, held = 0.0, float(nbytes)
     if plan.zero_stage == 3 and mesh.dp_shard > 1:
-        held = nbytes / mesh.dp_shard
+        held = nbytes / engine.group(mesh, "dp_cp" if trainer.local_sequence else "dp_shard").size
         if "fsdp" not in trainer.overlap:
             dp += sum(_unit_time(engine, plan, cost, "reduce_scatter", FP32) for _, _, cost in parts)
         if mesh.dp_replicate > 1:
             dp += comm.collective_time("all_reduce", held, engine.group(mesh, "dp_replicate"))
-    elif plan.zero_stage in (1, 2) and mesh.dp_shard > 1:
+    elif plan.zero_stage in (1, 2) and engine.group(mesh, "dp_cp" if trainer.local_sequence else "dp").size > 1:
         dp, held = _sharded_update(engine, plan, parts, last_backward_s)
     elif mesh.dp > 1:
-        dp += _bucketed(engine, nbytes, plan, "dp")
+        dp += _bucketed(engine, elements * trainer.reduce_bytes, plan, "dp_cp" if trainer.local_sequence else "dp")
     reductions: dict[str, int] = {}
     for _, _, cost in parts:
         for axis, size in cost.step_reduction_bytes.items():
@@ -333,6 +338,7 @@ def _tail(engine: Engine, plan: Plan, parts: list[Part], last_backward_s: float)
         traffic = trainer.optimizer_traffic_bytes / FP32 * held
         optimizer = engine.compute.memory_time(traffic, "optimizer")
     norm = engine.compute.memory_time(held, "reduction")
+    norm += elements * trainer.gradient_traffic_bytes / engine.cluster.device.bandwidth()
     return {"dp": dp + scalars, "optimizer": optimizer + norm + trainer.step_overhead_s, **intra}
 
 
@@ -360,6 +366,8 @@ def _bucketed(engine: Engine, nbytes: int, plan: Plan, axis: str) -> float:
     """All-reduce in flat buckets, with the copies into and out of them."""
     bucket = plan.gradient_reduction.bucket_mib * 2**20
     group = engine.group(plan.mesh, axis)
+    if not engine.trainer.packs:  # gradients lie in one buffer already
+        return engine.communication.collective_time("all_reduce", nbytes, group)
     count, rest = divmod(nbytes, bucket)
     time = count * engine.communication.collective_time("all_reduce", bucket, group)
     time += engine.communication.collective_time("all_reduce", rest, group)

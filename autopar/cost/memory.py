@@ -105,24 +105,34 @@ def rank_memory(
     frozen = sum(cost.frozen_bytes for _, _, cost in parts)
     sharded = plan.zero_stage == 3 and plan.mesh.dp_shard > 1
     held = -(-elements // plan.mesh.dp_shard) if sharded else elements
-    gathered = max(trainer.gather_bytes, trainer.reduce_bytes)
     states = held
     if plan.zero_stage in (1, 2):
         experts = sum(expert_parameters(parts).values()) if plan.mesh.ep > 1 else 0
         replicas = plan.mesh.dp_shard * (plan.mesh.cp if trainer.local_sequence else 1)
         states = (elements - experts) // replicas + experts // max(1, replicas // plan.mesh.ep)
-    whole = sorted((sum(cost.parameter_elements) * gathered for _, _, cost in parts), reverse=True)
     recomputed = [cost.saved_bytes for _, block, cost in parts if block.recompute == "full"]
     workspace = max((cost.workspace_bytes for _, _, cost in parts), default=0) + max(recomputed, default=0)
-    buckets = min(elements * FP32, int(plan.gradient_reduction.bucket_mib * MIB)) if plan.mesh.dp > 1 else 0
+    shapes = {kept for _, _, cost in parts for kept in cost.weights}
+    unused = sum(shapes) * trainer.weight_gradient_buffers
+    bucket = min(elements * FP32, int(plan.gradient_reduction.bucket_mib * MIB)) if plan.mesh.dp > 1 else 0
     return StageMemory(
         parameters=held * trainer.parameter_bytes + frozen,
         gradients=held * trainer.gradient_bytes,
         optimizer=states * trainer.state_bytes,
         activations=sum(in_flight * saved_per_micro_batch(stage) for stage, in_flight in stages),
         workspace=workspace,
-        unsharded=(sum(whole[:2]) + (elements * FP32 if plan.micro_batches > 1 and "fsdp" not in trainer.overlap else whole[0])) if sharded else 0,
-        buffers=buckets,
+        unsharded=_unsharded(plan, trainer, parts) if sharded else 0,
+        buffers=bucket + unused,
         context=device.context_bytes,
         allocator_fraction=device.allocator_overhead_fraction,
     )
+
+
+def _unsharded(plan: Plan, trainer: Trainer, parts: Sequence[Part]) -> int:
+    """FSDP's whole tensors: parameters of the two largest units in flight, and gradients: of all units where they are
+    kept whole until the last micro-batch, else of the largest."""
+    width = max(trainer.gather_bytes, trainer.reduce_bytes)
+    units = sorted((sum(cost.parameter_elements) * width for _, _, cost in parts), reverse=True)
+    kept_whole = plan.micro_batches > 1 and "fsdp" not in trainer.overlap
+    gradients = sum(local_parameters(parts).values()) * FP32 if kept_whole else units[0]
+    return sum(units[:2]) + gradients

@@ -36,3 +36,14 @@ def _scores(graph: OpGraph, nodes: tuple[str, ...]) -> list[str]:
         and all(graph.nodes[operand].kind == "op" for operand in graph.nodes[name].inputs)
     ]
     return list(nodes[products[0] : products[-1] + 1]) if len(products) >= 2 else []
+
+
+def after_last_saved(graph: OpGraph, resolved: ResolvedBlock) -> frozenset[str]:
+    """Operators behind the last one that backward needs the result or the own saved tensors of."""
+    nodes = resolved.block.nodes
+    needed = -1
+    place = {name: i for i, name in enumerate(nodes)}
+    for i, name in enumerate(nodes):
+        for saved in graph.nodes[name].saved:
+            needed = max(needed, i if saved.source is None else place.get(saved.source, -1))
+    return frozenset(nodes[needed + 1 :])

@@ -36,6 +36,15 @@ class Trainer:
             passes keys and values round (``ring``, Liu et al. 2023, arXiv 2310.01889).
         scatter_sends: pipeline sends are cut over the tensor-parallel ranks and gathered after (Narayanan et al.
             2021, section 4.1).
+        keeps_fp8: under fp8, products keep their operands in fp8.
+        early_stop: full recomputation ends with the last operator whose result backward needs (torch.utils.checkpoint
+            without re-entrance), not at the end of the block.
+        packs: shards are packed and unpacked around collectives; programs that keep the cut dimension first need not.
+        regathers: products keep their sequence-cut operand and gather it again for backward (Korthikanti et al. 2022,
+            section 4.2.2), beside the product that makes the operand's gradient.
+        gradient_traffic_bytes: moved per element once a step to clear and scale the gradients.
+        weight_gradient_buffers: bytes per element of one kept result for every distinct shape of weight (products that
+            add into the gradients hand autograd such a buffer instead).
         step_overhead_s: once a step, beside everything modelled.
     """
 
@@ -54,6 +63,12 @@ class Trainer:
     accumulates: bool = False
     local_sequence: Literal["all_to_all", "ring"] | None = None
     scatter_sends: bool = False
+    keeps_fp8: bool = False
+    early_stop: bool = False
+    packs: bool = True
+    regathers: bool = False
+    gradient_traffic_bytes: int = 0
+    weight_gradient_buffers: int = 0
     step_overhead_s: float = 0.0
 
 

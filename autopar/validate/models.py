@@ -34,6 +34,11 @@ class Shape:
     dtype: torch.dtype
 
     @property
+    def merged(self) -> bool:
+        """Whether query, key and value (and gate and up) are one product each, as in Megatron-LM and llm-foundry."""
+        return self.row.zero_stage != 3 or self.row.family == "mpt" or "dp" in (self.row.overlap or "")
+
+    @property
     def gated(self) -> bool:
         return self.row.family not in ("gpt2", "gpt", "gpt3", "mpt", "opt", "bert")
 
@@ -63,16 +68,22 @@ class Attention(nn.Module):
         super().__init__()
         row, self.shape = shape.row, shape
         bias = not shape.gated
-        self.q = nn.Linear(row.hidden, row.heads * shape.head_dim, bias)
-        self.kv = nn.Linear(row.hidden, 2 * shape.kv_heads * shape.head_dim, bias)
+        queries, others = row.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+        self.q = None if shape.merged else nn.Linear(row.hidden, queries, bias)
+        self.kv = nn.Linear(row.hidden, others + (queries if shape.merged else 0), bias)
         self.out = nn.Linear(row.heads * shape.head_dim, row.hidden, bias)
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
         batch, length, _ = x.shape
         width, groups = self.shape.head_dim, self.shape.kv_heads
-        q = self.q(x).view(batch, length, -1, width).transpose(1, 2)
-        kv = self.kv(x).view(batch, length, groups, 2 * width).transpose(1, 2)
-        k, v = kv.split(width, dim=-1)
+        if self.q is None:
+            per = self.shape.row.heads // groups
+            qkv = self.kv(x).view(batch, length, groups, (per + 2) * width)
+            q, k, v = qkv.split((per * width, width, width), dim=-1)
+            q, k, v = q.reshape(batch, length, -1, width).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        else:
+            q = self.q(x).view(batch, length, -1, width).transpose(1, 2)
+            k, v = self.kv(x).view(batch, length, groups, 2 * width).transpose(1, 2).split(width, dim=-1)
         if cos is not None and sin is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = attend(q, k, v, fused=self.shape.row.flash_attention != 0)
@@ -131,13 +142,19 @@ class FeedForward(nn.Module):
     def __init__(self, shape: Shape, width: int) -> None:
         super().__init__()
         hidden, bias = shape.row.hidden, not shape.gated
-        self.gate = nn.Linear(hidden, width, False) if shape.gated else None
-        self.up = nn.Linear(hidden, width, bias)
+        self.gated, self.width, merged = shape.gated, width, shape.gated and shape.merged
+        self.gate = nn.Linear(hidden, width, False) if shape.gated and not merged else None
+        self.up = nn.Linear(hidden, 2 * width if merged else width, bias)
         self.down = nn.Linear(width, hidden, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         up = self.up(x)
-        return self.down(F.silu(self.gate(x)) * up if self.gate is not None else F.gelu(up))
+        if not self.gated:
+            return self.down(F.gelu(up))
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x)) * up)
+        gate, up = up.unflatten(-1, (self.width, 2)).unbind(-1)
+        return self.down(F.silu(gate) * up)
 
 
 class Experts(nn.Module):

@@ -145,7 +145,7 @@ def shape_key(row: Row) -> tuple[object, ...]:
     fields = (
         "family layers hidden ffn heads kv_heads head_dim vocab tied_embeddings experts top_k moe_ffn shared_expert_ffn "
         "dense_layers q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim seq_len cp ep "
-        "flash_attention"
+        "flash_attention zero_stage overlap"
     ).split()
     return (*(getattr(row, name) for name in fields), DTYPES.get(row.precision))
 
@@ -176,7 +176,8 @@ def mesh_of(row: Row) -> Mesh:
 def _choices(row: Row) -> list[Choice]:
     """Every combination of the settings that a row leaves open."""
     pp, local = row.pp or 1, row.global_batch // (mesh_of(row).dp)
-    micros = [row.micro_batch] if row.micro_batch else [m for m in (1, 2, 4, 8, 16, 32) if local % m == 0]
+    whole = pp > 1 and row.zero_stage == 3 and row.micro_batch == local  # a pipeline's local batch, cut up further
+    micros = [row.micro_batch] if row.micro_batch and not whole else [m for m in (1, 2, 4, 8, 16, 32) if local % m == 0]
     recomputes = [row.recompute] if row.recompute else ["none", "selective", "full"]
     if row.vpp:
         virtuals = [row.vpp]

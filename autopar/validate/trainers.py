@@ -20,16 +20,20 @@ def trainer_of(row: Row) -> Trainer:
     overlap = frozenset(
         name for name, marks in (("fsdp", {"fsdp-prefetch"}), ("dp", {"dp"}), ("tp", {"tp", "async-tp"})) if words & marks
     )
+    if row.zero_stage == 3 and "dp" not in overlap:
+        return _fsdp(row, overlap)
     if row.zero_stage == 3:
-        return _fsdp(row, overlap | ({"fsdp"} if "dp" in overlap else frozenset()))
+        overlap = overlap | {"fsdp"}
+    # fp32 gradients are kept of bf16 weights; not in fp16 (Megatron-LM) nor in NVIDIA's fp8 recipes
+    wide = 4 if row.precision == "bf16" else 2
     first_attention = row.flash_attention == 0
     return Trainer(
         parameter_bytes=2,
-        gradient_bytes=4,
+        gradient_bytes=wide,
         state_bytes=12,
         optimizer_traffic_bytes=30,
         gather_bytes=2,
-        reduce_bytes=4,
+        reduce_bytes=wide,
         overlap=overlap,
         interference=INTERFERENCE,
         tp_hidden=TP_HIDDEN,
@@ -37,8 +41,13 @@ def trainer_of(row: Row) -> Trainer:
         fused_pointwise=True,
         fused_norms=True,
         accumulates=True,
-        local_sequence="all_to_all",
+        local_sequence="ring" if overlap else "all_to_all",
         scatter_sends=True,
+        packs=False,
+        regathers=True,
+        keeps_fp8=True,
+        gradient_traffic_bytes=3 * wide,
+        weight_gradient_buffers=2,
     )
 
 
@@ -54,4 +63,6 @@ def _fsdp(row: Row, overlap: frozenset[str]) -> Trainer:
         fused_pointwise=bool(row.compile),
         fused_norms=True,
         local_sequence="ring",
+        packs=False,
+        early_stop=True,
     )

@@ -92,15 +92,9 @@ def load(model: ParallelModel, path: Path) -> int:
     _materialise(model)
     state = _state(model)
     dcp.load(state, checkpoint_id=str(path), no_dist=not dist.is_initialized())
-    with torch.no_grad():
-        for name, own in model.state_dict().items():
-            if own.data_ptr() != state[f"model.{name}"].data_ptr():
-                own.copy_(state[f"model.{name}"])
-        for key, values in _optimizer_entries(model).items():
-            for name, value in values.items():
-                if torch.is_tensor(value) and value is not state[f"{key}.{name}"]:
-                    value.copy_(state[f"{key}.{name}"])
-    return int(run["step"])
+    model.align_tied()
+    model.steps_done = int(run["step"])
+    return model.steps_done
 
 
 def _state(model: ParallelModel) -> dict[str, Any]:
@@ -111,8 +105,16 @@ def _state(model: ParallelModel) -> dict[str, Any]:
 
 
 def _optimizer_entries(model: ParallelModel) -> dict[str, dict[str, Any]]:
-    """Optimizer state by parameter name: ``optimizer.NAME`` -> its tensors."""
-    return {f"optimizer.{one.name}": model.optimizer.state.get(one.parameter, {}) for one in model.trained}
+    """Optimizer state by parameter name: ``optimizer.NAME`` -> its tensors, over the optimizer's own memory."""
+    return {
+        f"optimizer.{one.name}": {
+            key: model.as_whole(one.name, value)
+            if torch.is_tensor(value) and value.shape == one.parameter.shape
+            else value
+            for key, value in model.optimizer.state.get(one.parameter, {}).items()
+        }
+        for one in model.trained
+    }
 
 
 def _materialise(model: ParallelModel) -> None:

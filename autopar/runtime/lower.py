@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import PlanError
 from autopar.model.graph import OpGraph
 from autopar.runtime.collectives import Redistribute
+from autopar.runtime.random import ShardedRandom, is_random
 from autopar.runtime.topology import Topology
 from autopar.sharding import ops
 from autopar.sharding.localize import LocalCall, localize
@@ -105,15 +106,19 @@ class _Lowering:
             return operand
 
         args, kwargs = fx.map_arg(call.args, load), fx.map_arg(call.kwargs, load)
-        result = self._emit(call, args, _on_device(kwargs, self.topology.device))
+        result = self._emit(name, call, args, on_device(kwargs, self.topology.device))
         if call.output_scale is not None:
             result = self.local.call_function(torch.mul, (result, call.output_scale))
         return result
 
-    def _emit(self, call: LocalCall, args: Any, kwargs: Any) -> fx.Node:
-        if call.axis is None:
-            return self.local.call_function(call.target, args, kwargs)
-        return self._helper(GroupOp(call.target, self.topology.group(call.axis)), args, kwargs)
+    def _emit(self, name: str, call: LocalCall, args: Any, kwargs: Any) -> fx.Node:
+        if call.axis is not None:
+            return self._helper(GroupOp(call.target, self.topology.group(call.axis)), args, kwargs)
+        split = [axis for axis, s in self.resolved.strategies[name].items() if not s.is_replicated]
+        if split and is_random(self.graph, self.graph.nodes[name]):
+            place = tuple(self.topology.rank(axis) for axis in split)
+            return self._helper(ShardedRandom(call.target, place, self.topology.device), args, kwargs)
+        return self.local.call_function(call.target, args, kwargs)
 
     def _helper(self, module: nn.Module, args: Any, kwargs: Any = None) -> fx.Node:
         name = f"_autopar_{self.helpers}"
@@ -131,6 +136,6 @@ class _Lowering:
         return self.moved[id(edge)]
 
 
-def _on_device(kwargs: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def on_device(kwargs: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Factory calls (arange, zeros) were captured on meta."""
     return {k: device if k == "device" and v is not None else v for k, v in kwargs.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import networkx as nx
@@ -17,17 +18,17 @@ from autopar.errors import PlanError
 from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.model.spec import Batch, TrainingJob
-from autopar.plan import Plan
+from autopar.plan import INTRA_AXES, Plan
 from autopar.runtime.gradients import Trained, clip, global_norm, reduce_gradients
 from autopar.runtime.loss_weights import valid_label_counter
-from autopar.runtime.parameters import initial_weights, local_tensors
+from autopar.runtime.parameters import as_whole, initial_weights, local_tensors
 from autopar.runtime.pipeline import MULTI, make_schedule, stages_of_rank, weighted
-from autopar.runtime.stage import Stage, boundary_examples, build_stage
+from autopar.runtime.random import is_random, step_stream
+from autopar.runtime.stage import AUTOCAST, Stage, activation_dtypes, boundary_examples, build_stage
 from autopar.runtime.topology import Topology, build_topology
+from autopar.sharding.placement import R
 from autopar.sharding.resolve import ResolvedBlock, resolve_plan
 from autopar.units import MIB
-
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 
 
 def parallelize(job: TrainingJob, plan: Plan) -> ParallelModel:
@@ -92,6 +93,7 @@ class ParallelModel:
         optimizer: the job's optimizer over this process's parameters.
         loss, grad_norm: of the last step, over the whole global batch; equal on every process.
         max_grad_norm: clip the global gradient norm to this, or None.
+        steps_done: optimizer steps so far; dropout masks follow from it, so set it when going on from a checkpoint.
     """
 
     def __init__(
@@ -101,17 +103,21 @@ class ParallelModel:
         self.resolved = resolved
         self.max_grad_norm: float | None = None
         self.loss, self.grad_norm = float("nan"), float("nan")
+        self.steps_done = 0
+        self._random = any(is_random(graph, node) for node in graph.nodes.values())
         mine = stages_of_rank(plan.schedule, topology.rank("pp"), plan.mesh.pp, plan.virtual_stages)
         blocks = [resolved[b.name] for i in mine for b in plan.stage_blocks()[i]]
-        tensors = local_tensors(graph, blocks, topology, initial_weights(job, plan.seed))
-        self.stages = {i: build_stage(graph, plan, resolved, i, topology, tensors) for i in mine}
         self.sharded = plan.zero_stage == 3 and topology.sizes["dp_shard"] > 1
+        self._placed = {graph.nodes[n].op: placed for b in blocks for n, placed in b.parameter_placements.items()}
+        tensors = local_tensors(graph, blocks, topology, initial_weights(job, plan.seed), as_dtensors=self.sharded)
+        self.stages = {i: build_stage(graph, plan, resolved, i, topology, tensors) for i in mine}
         if self.sharded:
             for stage in self.stages.values():
                 # schedules that split the backward pass look the weights up unsharded, and unshard stages themselves
                 _shard(stage, topology, reshard_after_forward=plan.schedule not in MULTI or plan.mesh.pp == 1)
         self.schedule = self._schedule() if plan.mesh.pp > 1 else None
         self._count = valid_label_counter(graph)
+        self.twins = self._twins()
         self.trained = self._trained(blocks)
         self.optimizer = job.build_optimizer([one.parameter for one in self.trained])
 
@@ -141,20 +147,21 @@ class ParallelModel:
         """One optimizer step on this process's data shard alone (``global_batch / data shards`` samples by name)."""
         self._check(shard)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.forward_backward(shard)
+        with step_stream(self.plan.seed, self.steps_done, self.topology) if self._random else nullcontext():
+            loss = self.forward_backward(shard)
         self.reduce_gradients()
         if self.max_grad_norm is not None:
             clip(self.trained, torch.tensor(self.grad_norm), self.max_grad_norm)
         self.optimizer.step()
+        self.align_tied()
+        self.steps_done += 1
         return loss
 
     def forward_backward(self, shard: dict[str, torch.Tensor]) -> torch.Tensor:
         """Loss over the global batch; leaves this process's gradients, not yet summed over processes."""
         shard = {k: v.to(self.topology.device) for k, v in shard.items()}
         weights = self._weights(shard)
-        dtype = AUTOCAST[self.plan.precision]
-        with torch.autocast(self.topology.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
-            own = self._pipeline(shard, weights) if self.schedule else self._accumulate(shard, weights)
+        own = self._pipeline(shard, weights) if self.schedule else self._accumulate(shard, weights)
         first_of_replicas = all(self.topology.rank(axis) == 0 for axis in ("cp", "tp"))
         total = own if first_of_replicas else torch.zeros_like(own)
         if dist.is_initialized():
@@ -164,6 +171,10 @@ class ParallelModel:
 
     def reduce_gradients(self) -> None:
         """Sums gradients over processes and measures their norm."""
+        for one, twin in self.twins:
+            if twin.grad is not None:
+                one.grad = twin.grad if one.grad is None else one.grad + twin.grad
+                twin.grad = None
         data_axes = [] if self.sharded else self.topology.active("dp_replicate", "dp_shard")
         reduce_gradients(self.trained, self.topology, data_axes, self.plan.gradient_reduction.bucket_mib * MIB)
         self.grad_norm = float(global_norm(self.trained))
@@ -222,14 +233,27 @@ class ParallelModel:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This process's parameters under the names of the user's state_dict."""
-        seen: set[str] = set()
+        yield from {name: copies[0] for name, copies in self._copies_by_name().items()}.items()
+
+    def _copies_by_name(self) -> dict[str, list[nn.Parameter]]:
+        """Every parameter object by name; FSDP makes one for each of this process's stages that reads a tied one."""
+        found: dict[str, list[nn.Parameter]] = {}
         for stage in self.stages.values():
             for block in stage.blocks:
                 for name, parameter in block.named_parameters():
-                    name = name.replace("_orig_mod.", "")
-                    if name not in seen:
-                        seen.add(name)
-                        yield name, parameter
+                    copies = found.setdefault(name.replace("_orig_mod.", ""), [])
+                    if not any(parameter is copy for copy in copies):
+                        copies.append(parameter)
+        return found
+
+    def _twins(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        return [(copies[0], twin) for copies in self._copies_by_name().values() for twin in copies[1:]]
+
+    def align_tied(self) -> None:
+        """Gives second copies of tied parameters the values of the first."""
+        with torch.no_grad():
+            for one, twin in self.twins:
+                twin.copy_(one)
 
     def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This process's persistent buffers under the names of the user's state_dict."""
@@ -240,7 +264,12 @@ class ParallelModel:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of this process's stages; DTensors where they are shards of a whole."""
-        return {**{n: p.detach() for n, p in self.named_parameters()}, **dict(self.named_buffers())}
+        parameters = {n: self.as_whole(n, p.detach()) for n, p in self.named_parameters()}
+        return {**parameters, **{n: self.as_whole(n, b) for n, b in self.named_buffers()}}
+
+    def as_whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor laid out as a parameter (the parameter, its optimizer state), seen as part of the whole one."""
+        return tensor if isinstance(tensor, DTensor) else as_whole(tensor, self._placed.get(name, {}), self.topology)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's parameters and buffers, gathered on every process; for small models and exports."""
@@ -269,14 +298,16 @@ class ParallelModel:
             if isinstance(own, DTensor) and not isinstance(given, DTensor):
                 given = distribute_tensor(given.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
             own.copy_(given)
+        self.align_tied()
 
     # --- construction ---------------------------------------------------------------------------------------------
 
     def _schedule(self) -> Any:
         stages = []
+        dtypes = activation_dtypes(self.graph, AUTOCAST[self.plan.precision], self.topology.device)
         for index, stage in self.stages.items():
             examples = [
-                boundary_examples(self.graph, self.resolved, names, AUTOCAST[self.plan.precision], self.topology.device)
+                boundary_examples(self.graph, self.resolved, names, dtypes, self.topology.device)
                 for names in (stage.receives, stage.sends)
             ]
             stages.append(
@@ -303,19 +334,15 @@ class ParallelModel:
             if not parameter.requires_grad:
                 continue
             holders, group = ties.get(name, (1, None))
-            trained.append(
-                Trained(name, parameter, tuple(partial.get(name, {})), self._copies(parameter) * holders, group)
-            )
+            trained.append(Trained(name, parameter, tuple(partial.get(name, {})), self._copies(name) * holders, group))
         return trained
 
-    def _copies(self, parameter: nn.Parameter) -> int:
+    def _copies(self, name: str) -> int:
         """Processes of one pipeline stage that hold the same elements."""
-        count = 1
-        for axis in ("dp_replicate", "dp_shard", "cp", "tp"):
-            size = self.topology.sizes[axis]
-            names = parameter.device_mesh.mesh_dim_names or () if isinstance(parameter, DTensor) else ()
-            cut = axis in names and not parameter.placements[names.index(axis)].is_replicate()
-            count *= 1 if cut else size
+        count = self.topology.sizes["dp_replicate"] * (1 if self.sharded else self.topology.sizes["dp_shard"])
+        for axis in INTRA_AXES:
+            placed = self._placed.get(name, {}).get(axis, R)
+            count *= 1 if placed.is_shard else self.topology.sizes.get(axis, 1)
         return count
 
     def _tied_groups(self) -> dict[str, tuple[int, dist.ProcessGroup | None]]:

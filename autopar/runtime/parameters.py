@@ -22,13 +22,21 @@ def initial_weights(job: TrainingJob, seed: int) -> dict[str, torch.Tensor]:
 
 
 def local_tensors(
-    graph: OpGraph, blocks: list[ResolvedBlock], topology: Topology, weights: dict[str, torch.Tensor]
+    graph: OpGraph,
+    blocks: list[ResolvedBlock],
+    topology: Topology,
+    weights: dict[str, torch.Tensor],
+    as_dtensors: bool,
 ) -> dict[str, torch.Tensor]:
     """This process's part of every tensor that some blocks read.
 
+    Args:
+        as_dtensors: make parameters DTensors on the operator mesh, as FSDP wants them; else they are plain local
+            tensors, which every step and the optimizer handle faster, and become DTensors in a state_dict only.
+
     Returns:
-        By graph name: an nn.Parameter (a DTensor on the operator mesh where there is one), or a plain local tensor for
-        buffers and constants. A tensor that several blocks share is one object.
+        By graph name: an nn.Parameter, or a plain local tensor for buffers and constants. A tensor that several blocks
+        share is one object.
     """
     made: dict[str, torch.Tensor] = {}
     for resolved in blocks:
@@ -47,13 +55,15 @@ def local_tensors(
                     local = local.chunk(resolved.sizes[axis], placement.dim)[topology.rank(axis)]
             local = local.clone().to(topology.device)
             if node.kind == "parameter":
-                made[name] = nn.Parameter(_distributed(local, placed, topology), requires_grad=node.requires_grad)
+                whole = as_whole(local, placed, topology) if as_dtensors else local
+                made[name] = nn.Parameter(whole, requires_grad=node.requires_grad)
             else:
                 made[name] = local
     return made
 
 
-def _distributed(local: torch.Tensor, placed: dict[str, Placement], topology: Topology) -> torch.Tensor:
+def as_whole(local: torch.Tensor, placed: dict[str, Placement], topology: Topology) -> torch.Tensor:
+    """The tensor of which ``local`` is this process's part: a DTensor over the same memory, or ``local`` itself."""
     mesh = topology.intra
     if mesh is None:
         return local

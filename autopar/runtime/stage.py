@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from autopar.model.graph import OpGraph
 from autopar.plan import Plan
-from autopar.runtime.lower import lower_block
+from autopar.runtime.lower import lower_block, on_device
 from autopar.runtime.topology import Topology
 from autopar.sharding.placement import local_shape
 from autopar.sharding.resolve import ResolvedBlock
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}  # precision of a plan -> dtype that operators compute in
 
 
 class Stage(nn.Module):
@@ -31,13 +34,21 @@ class Stage(nn.Module):
         recompute: list[str],
         receives: list[str],
         sends: list[str],
+        precision: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.precision = precision
         self.blocks = nn.ModuleList(blocks)
         self.resolved, self.recompute = resolved, recompute
         self.receives, self.sends = receives, sends
 
     def forward(self, *activations: torch.Tensor, **batch: torch.Tensor) -> Any:
+        """One micro-batch. Autocast spans it alone: its cache of narrowed weights must not outlive FSDP's shards."""
+        device = next(iter(batch.values())).device.type
+        with torch.autocast(device, self.precision or torch.bfloat16, enabled=self.precision is not None):
+            return self._forward(activations, batch)
+
+    def _forward(self, activations: tuple[torch.Tensor, ...], batch: dict[str, torch.Tensor]) -> Any:
         values: dict[str, torch.Tensor] = {**batch, **dict(zip(self.receives, activations, strict=True))}
         for block, resolved, recompute in zip(self.blocks, self.resolved, self.recompute, strict=True):
             inputs = [values[name] for name in resolved.block.inputs]
@@ -81,27 +92,55 @@ def build_stage(
         if plan.compile != "none":
             module.compile(backend=plan.compile)
         modules.append(module)
-    return Stage(modules, parts, [block.recompute for block in mine], enter[index], enter[index + 1])
+    recompute, precision = [block.recompute for block in mine], AUTOCAST[plan.precision]
+    return Stage(modules, parts, recompute, enter[index], enter[index + 1], precision)
 
 
 def boundary_examples(
     graph: OpGraph,
     resolved: dict[str, ResolvedBlock],
     names: list[str],
-    precision: torch.dtype | None,
+    dtypes: dict[str, torch.dtype],
     device: torch.device,
 ) -> tuple[torch.Tensor, ...]:
     """Empty local tensors like the named activations, as a stage receives or sends them.
 
     Args:
-        precision: autocast dtype, or None.
+        dtypes: from :func:`activation_dtypes`.
     """
-    del precision
     examples = []
     for name in names:
         maker = next(r for r in resolved.values() if name in r.block.outputs)
         placed = maker.output_placements[maker.block.outputs.index(name)]
         node = graph.nodes[name]
         shape = local_shape(node.meta.shape, [(p, maker.sizes[a]) for a, p in placed.items()])
-        examples.append(torch.empty(shape, dtype=node.meta.dtype, device=device, requires_grad=node.requires_grad))
+        examples.append(torch.empty(shape, dtype=dtypes[name], device=device, requires_grad=node.requires_grad))
     return tuple(examples)
+
+
+def activation_dtypes(graph: OpGraph, precision: torch.dtype | None, device: torch.device) -> dict[str, torch.dtype]:
+    """The dtype that each operator's first result has when the model runs.
+
+    Args:
+        precision: autocast dtype, or None for the captured dtypes.
+    """
+    captured = {n.name: n.meta.dtype for n in graph.nodes.values() if n.outputs}
+    if precision is None:
+        return captured
+    found: dict[str, torch.dtype] = {}
+    with FakeTensorMode(), torch.device(device), torch.autocast(device.type, precision):
+        empty = {n.name: torch.empty(n.meta.shape, dtype=n.meta.dtype) for n in graph.nodes.values() if n.outputs}
+
+        def run(node: fx.Node) -> Any:
+            if node.op != "call_function":
+                return empty[node.name]
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n.name])
+            return node.target(*args, **on_device(kwargs, device))  # type: ignore[operator]
+
+        values: dict[str, Any] = {}
+        for node in graph.fx_graph.nodes:
+            if node.op != "output":
+                values[node.name] = run(node)
+                if isinstance(values[node.name], torch.Tensor):
+                    found[node.name] = values[node.name].dtype
+    return {**captured, **found}

@@ -32,7 +32,7 @@ def megatron_layout(graph: OpGraph, block: Block, sequence_sharded: bool = False
             text = "S(2) -> S(2)"
         elif kind == "scaled":
             text = "S(1) S(1) S(1) -> S(1)"
-        elif kind == "gelu":
+        elif (kind == "dropout" and last == "inner") or kind == "gelu":
             text = "S(2) -> S(2)"
         elif kind == "embedding" and last == "tokens":
             text = "S(0) R -> P"

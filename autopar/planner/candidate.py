@@ -9,6 +9,7 @@ from typing import Literal, cast
 from autopar.cost.engine import Engine
 from autopar.cost.estimate import Estimate
 from autopar.cost.memory import rank_memory
+from autopar.hardware.topology import Group
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob
 from autopar.plan import BlockPlan, ClusterRef, Layout, ModelRef, Plan
@@ -58,6 +59,7 @@ class Evaluator:
     def __init__(self, engine: Engine, job: TrainingJob, global_batch: int) -> None:
         self.engine, self.job, self.global_batch = engine, job, global_batch
         self._cases: dict[Candidate, Case] = {}
+        self._placed: dict[tuple[int, tuple[tuple[str, int], ...], tuple[Group, ...]], float] = {}
 
     def bound(self, candidate: Candidate) -> float:
         """A quick lower bound on the step time: compute alone, filling and draining the pipeline included."""
@@ -70,9 +72,19 @@ class Evaluator:
         return needed + cluster.device.context_bytes <= cluster.memory_limit_bytes
 
     def tight_bound(self, candidate: Candidate) -> float:
-        """A lower bound with redistributions, optimizer and gradient sums: the best of every block by itself."""
-        one = self._case(candidate).solver(0.0).lower_bound()
-        return max(self.bound(candidate), one * candidate.micro_batches / candidate.mesh.pp)
+        """A lower bound with redistributions, and with parameters cut as far as the mesh can.
+
+        Every block takes its best layout by itself, which the fill and drain of the pipeline multiply; the cost of
+        parameters (gathers, gradient sums, optimizer) is spread evenly over the stages. Meshes whose inner axes lie
+        alike on the topology share the first part.
+        """
+        case = self._case(candidate)
+        groups = tuple(self.engine.group(candidate.mesh, axis) for axis in case.sizes)
+        key = (candidate.micro_batch, tuple(case.sizes.items()), groups)
+        if key not in self._placed:
+            self._placed[key] = case.placed_bound()
+        inside = self._placed[key] * fill(candidate.mesh.pp, candidate.micro_batches)
+        return max(self.bound(candidate), inside + case.parameter_bound() / candidate.mesh.pp)
 
     def plans(self, candidate: Candidate, pins: Pins, cutoff: float) -> Iterator[Priced]:
         """Plans of a candidate, those that do not fit included; memory is weighed until one fits.

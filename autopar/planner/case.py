@@ -14,7 +14,7 @@ from autopar.planner.inter import BlockLoad, Cut, cuts
 from autopar.planner.intra import choices_of
 from autopar.planner.memory_policy import OptionsOf
 from autopar.planner.options import Option, OptionMaker
-from autopar.planner.parameters import StepCosts
+from autopar.planner.parameters import FREE, StepCosts
 from autopar.planner.space import Candidate
 from autopar.sharding.placement import local_shape
 from autopar.sharding.resolve import axis_sizes
@@ -53,11 +53,21 @@ class Case:
             for choice in choices_of(self.graph, node, self.sizes)
         )
 
+    def placed_bound(self) -> float:
+        """Seconds per micro-batch of all blocks, redistributions included and parameters for free."""
+        return ChainSolver(self.graph, self.mesh, self.engine, FREE, 1).lower_bound()
+
+    def parameter_bound(self) -> float:
+        """Seconds a step of all parameters together: gathers, gradient sums, optimizer; cut as far as the mesh can."""
+        return FP32 * self._trainable() / math.prod(self.sizes.values()) * self.costs.seconds_per_byte
+
+    def _trainable(self) -> int:
+        return sum(n.meta.numel for n in self.graph.of_kind("parameter") if n.requires_grad)
+
     def least_bytes(self) -> float:
         """Parameters with gradients and optimizer states on one device, divided as far as the mesh can."""
-        trainable = sum(n.meta.numel for n in self.graph.of_kind("parameter") if n.requires_grad)
         divided = self.mesh.pp * self.costs.divided * math.prod(self.sizes.values())
-        return FP32 * (2 + OPTIMIZER_STATES) * trainable / divided
+        return FP32 * (2 + OPTIMIZER_STATES) * self._trainable() / divided
 
     # --- layouts ----------------------------------------------------------------------------------------------------
 

@@ -76,3 +76,16 @@ class StepCosts:
     def _accumulate(self) -> float:
         rate = self.engine.cluster.overheads.accumulate_s_per_byte
         return (self.micro_batches - 1) * (3 / self.engine.cluster.device.bandwidth() if rate is None else rate)
+
+
+class _Free:
+    """Parameters that cost nothing; what is found with them bounds what is found with any prices."""
+
+    def step(self, node: OpNode, local_numel: int) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def reduction(self, axis: str, local_numel: int) -> float:
+        return 0.0
+
+
+FREE = _Free()

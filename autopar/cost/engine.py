@@ -181,6 +181,8 @@ class Engine:
         for name, chosen in resolved.strategies.items():
             f, b = self.operator_cost(graph, graph.nodes[name], chosen, mesh)
             recompute_s += f * remade.get(name, 0.0)
+            if "cross_entropy" in graph.nodes[name].op and self.trainer.metric_bytes:
+                forward += self._metrics(graph, resolved, name)
             if name not in inside:
                 forward, backward = forward + f, backward + b
                 skipped += f if name in unneeded else 0.0
@@ -263,6 +265,11 @@ class Engine:
                 found.append(("ep", self.communication.collective_time("all_to_all", whole, self.group(mesh, "ep"))))
         return found
 
+    def _metrics(self, graph: OpGraph, resolved: ResolvedBlock, name: str) -> float:
+        split = [(s.inputs[0], resolved.sizes[a]) for a, s in resolved.strategies[name].items()]
+        logits = math.prod(local_shape(graph.nodes[graph.nodes[name].inputs[0]].meta.shape, split))
+        return self.compute.memory_time(logits * self.trainer.metric_bytes, "cross_entropy")
+
     def _weights(self, graph: OpGraph, resolved: ResolvedBlock, elements: tuple[int, ...]) -> tuple[int, ...]:
         """Matrices that products of a repeated block read; the head's result is freed before other gradients are."""
         block, found = resolved.block, []
@@ -270,7 +277,7 @@ class Engine:
         read = {operand for node in products for operand in node.inputs}
         for name, count in zip(block.parameters, elements, strict=True):
             shape = graph.nodes[name].meta.shape
-            if name in read and len(shape) >= 2 and block.outputs:
+            if name in read and len(shape) >= 2 and graph.loss not in block.nodes:
                 found.append(count // (shape[0] if len(shape) == 3 else 1))
         return tuple(found)
 

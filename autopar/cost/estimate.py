@@ -7,8 +7,17 @@ from typing import Any
 
 from autopar.cost.block import BlockCost
 from autopar.cost.engine import Engine
-from autopar.cost.memory import FP32, Part, StageMemory, expert_parameters, local_parameters, rank_memory
-from autopar.cost.schedules import stages_of_rank
+from autopar.cost.memory import (
+    FP32,
+    Part,
+    StageMemory,
+    counts_at_peak,
+    expert_parameters,
+    local_parameters,
+    rank_memory,
+    saved_per_micro_batch,
+)
+from autopar.cost.schedules import actions, stages_of_rank
 from autopar.cost.streams import backward_pass, forward_pass
 from autopar.cost.timeline import StageTime, Timeline, play
 from autopar.errors import PlanError
@@ -136,7 +145,10 @@ def estimate_plan(engine: Engine, plan: Plan) -> Estimate:
     ranks = range(plan.mesh.pp)
     held = tuple(stages_of_rank(plan.schedule, rank, plan.mesh.pp, plan.virtual_stages) for rank in ranks)
     breakdown = _breakdown(plan, split, tails, times, played, held)
-    loads = [[(parts[i], played.in_flight[i]) for i in stages] for stages in held]
+    queues = actions(plan.schedule, plan.mesh.pp, plan.virtual_stages, plan.micro_batches)
+    kept = [saved_per_micro_batch(stage) for stage in parts]
+    most = [counts_at_peak(queue, {i: kept[i] for i in stages}) for queue, stages in zip(queues, held, strict=True)]
+    loads = [[(parts[i], most[rank][i]) for i in stages] for rank, stages in enumerate(held)]
     memory = tuple(rank_memory(plan, stages, engine.cluster.device, engine.trainer) for stages in loads)
     samples = plan.global_batch
     return Estimate(

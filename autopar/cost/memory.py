@@ -6,10 +6,11 @@ ZeRO-3 divides them over the shard axis (Rajbhandari et al. 2020, arXiv 1910.020
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.block import BlockCost
+from autopar.cost.schedules import Action
 from autopar.cost.trainer import AUTOPAR, Trainer
 from autopar.hardware.device import Device
 from autopar.model.graph import Block
@@ -90,6 +91,24 @@ def saved_per_micro_batch(parts: Sequence[Part]) -> int:
         if plan.recompute != "full":
             counted |= {name for name, saved in zip(block.outputs, cost.saved_outputs, strict=True) if saved}
     return total
+
+
+def counts_at_peak(queue: Sequence[Action], saved: Mapping[int, int]) -> dict[int, int]:
+    """Micro-batches that each stage of a rank holds when the rank holds the most bytes.
+
+    Args:
+        queue: the rank's actions, in order.
+        saved: stage -> bytes that one micro-batch keeps in it.
+    """
+    now = dict.fromkeys(saved, 0)
+    most, best, held = dict(now), -1, 0
+    for action in queue:
+        change = {"F": 1, "I": 0}.get(action.kind, -1)  # the gradient of the weights still needs them
+        now[action.stage] += change
+        held += change * saved[action.stage]
+        if held > best:
+            best, most = held, dict(now)
+    return most
 
 
 def rank_memory(

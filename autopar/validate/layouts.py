@@ -44,9 +44,7 @@ def tensor_parallel_layout(graph: OpGraph, block: Block, size: int, sequence: bo
             operators[labels[name]] = {AXIS: str(chosen)}
     return Layout(
         operators=operators,
-        parameters={
-            parameter_label(block, graph.nodes[n]): {AXIS: str(p)} for n, p in weights.items() if p != R
-        },
+        parameters={parameter_label(block, graph.nodes[n]): {AXIS: str(p)} for n, p in weights.items() if p != R},
         inputs=[_text(_boundary(graph.nodes[n], size, sequence)) for n in block.inputs],
         outputs=[_text(_boundary(graph.nodes[n], size, sequence)) for n in block.outputs],
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from autopar.model.spec import TrainingJob, default_optimizer
 from autopar.validate.rows import Row

@@ -84,8 +84,8 @@ class Predictor:
         return Prediction(time, allocated, main.peak_reserved, main)
 
     def _engine(self, row: Row) -> Engine:
-        key = (shape_key(row), row.gpu, row.gpus, row.gpus_per_node, row.intra_node, row.inter_node_gbps_per_gpu)
-        key = (*key, row.precision, row.compile, row.overlap, row.zero_stage)
+        hardware = (row.gpu, row.gpus, row.gpus_per_node, row.intra_node, row.inter_node_gbps_per_gpu)
+        key = (*shape_key(row), *hardware, row.precision, row.compile)
         if key not in self._engines:
             at: Callable[[int], OpGraph] = lambda batch: self._graph(row, batch)  # noqa: E731
             self._engines[key] = Engine(at, cluster_of(row), row.precision, trainer_of(row))
@@ -121,12 +121,12 @@ class Predictor:
                 for b in graph.blocks
             ],
             layouts=layouts,
-            zero_stage=row.zero_stage or 0,  # type: ignore[arg-type]
+            zero_stage=row.zero_stage or 0,
             schedule="interleaved_1f1b" if choice.vpp > 1 else "1f1b",
             virtual_stages=choice.vpp,
             micro_batch=micro,
             micro_batches=count,
-            precision=row.precision,  # type: ignore[arg-type]
+            precision=row.precision,
         )
 
 
@@ -168,9 +168,7 @@ def mesh_of(row: Row) -> Mesh:
     if dp * tp * cp * pp != row.gpus:
         raise InputError(f"dp {dp} x tp {tp} x cp {cp} x pp {pp} are not {row.gpus} gpus")
     sharded = (row.zero_stage or 0) > 0
-    return Mesh(
-        pp=pp, dp_replicate=1 if sharded else dp, dp_shard=dp if sharded else 1, cp=cp, tp=tp, ep=row.ep or 1
-    )
+    return Mesh(pp=pp, dp_replicate=1 if sharded else dp, dp_shard=dp if sharded else 1, cp=cp, tp=tp, ep=row.ep or 1)
 
 
 def _choices(row: Row) -> list[Choice]:
@@ -183,13 +181,7 @@ def _choices(row: Row) -> list[Choice]:
         virtuals = [row.vpp]
     else:
         virtuals = [v for v in (1, 2, 4, 8, 16) if v == 1 or (pp > 1 and pp * v <= row.layers)]
-    found = [
-        Choice(m, r, v)
-        for m in micros
-        for r in recomputes
-        for v in virtuals
-        if v == 1 or (local // m) % pp == 0
-    ]
+    found = [Choice(m, r, v) for m in micros for r in recomputes for v in virtuals if v == 1 or (local // m) % pp == 0]
     if not found:
         raise InputError("no micro-batch goes with the row's local batch and pipeline")
     return found
@@ -201,7 +193,9 @@ def _cut(blocks: tuple[Block, ...], inner: list[Block], count: int) -> list[str]
     if count > len(inner):
         raise InputError(f"{count} stages are more than the {len(inner)} layers")
     base, extra = divmod(len(inner), count)
-    sizes = [base + (1 if extra and (count - extra) // 2 <= i < (count - extra) // 2 + extra else 0) for i in range(count)]
+    sizes = [
+        base + (1 if extra and (count - extra) // 2 <= i < (count - extra) // 2 + extra else 0) for i in range(count)
+    ]
     starts, at = [blocks[0].name], 0
     for size in sizes[:-1]:
         at += size

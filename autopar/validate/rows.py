@@ -11,7 +11,7 @@ from autopar.errors import InputError
 
 
 class Row(BaseModel):
-    """One training run; sizes in elements, memory in GiB, ``step_time_s`` for one step of ``global_batch`` sequences."""
+    """One training run; sizes in elements, memory in GiB, ``step_time_s`` of one step of ``global_batch``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

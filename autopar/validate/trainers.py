@@ -10,7 +10,7 @@ from __future__ import annotations
 from autopar.cost.trainer import Trainer
 from autopar.validate.rows import Row
 
-INTERFERENCE = 0.15  # of overlapped communication; one number for all programs and devices
+INTERFERENCE = 0.4  # of overlapped communication; one number for all programs and devices
 TP_HIDDEN = 0.5  # userbuffer and asynchronous tensor parallelism pipeline a product with its collective
 
 
@@ -18,7 +18,9 @@ def trainer_of(row: Row) -> Trainer:
     """The program of a row, by how it shards: ``zero_stage`` 3 is FSDP, everything else is Megatron-like."""
     words = set((row.overlap or "none").replace(",", "+").split("+"))
     overlap = frozenset(
-        name for name, marks in (("fsdp", {"fsdp-prefetch"}), ("dp", {"dp"}), ("tp", {"tp", "async-tp"})) if words & marks
+        name
+        for name, marks in (("fsdp", {"fsdp-prefetch"}), ("dp", {"dp"}), ("tp", {"tp", "async-tp"}))
+        if words & marks
     )
     if row.zero_stage == 3 and "dp" not in overlap:
         return _fsdp(row, overlap)
@@ -65,4 +67,6 @@ def _fsdp(row: Row, overlap: frozenset[str]) -> Trainer:
         local_sequence="ring",
         packs=False,
         early_stop=True,
+        # llm-foundry's training metrics: a second cross entropy, in fp32 (cast, log-softmax, pick)
+        metric_bytes=14 if foundry else 0,
     )

@@ -86,9 +86,7 @@ class Report:
         return {"rows": [o.to_json() for o in self.outcomes], "summary": self.summary()}
 
 
-def validate(
-    path: str | Path, by: str = "group", progress: Callable[[int, int, str], None] | None = None
-) -> Report:
+def validate(path: str | Path, by: str = "group", progress: Callable[[int, int, str], None] | None = None) -> Report:
     """Predicts every run of a table.
 
     Args:

@@ -19,6 +19,7 @@ from autopar.cli.init import init
 from autopar.cli.profile import profile
 from autopar.cli.run import run
 from autopar.cli.search import search
+from autopar.cli.validate import validate
 from autopar.errors import AutoparError
 
 app = typer.Typer(
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (search, graph, estimate, run, profile, init, devices, clusters, demo):
+for command in (search, graph, estimate, run, profile, validate, init, devices, clusters, demo):
     app.command()(command)
 
 

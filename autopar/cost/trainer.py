@@ -45,7 +45,7 @@ class Trainer:
         gradient_traffic_bytes: moved per element once a step to clear and scale the gradients.
         weight_gradient_buffers: bytes per element of one kept result for every distinct shape of weight (products that
             add into the gradients hand autograd such a buffer instead).
-        metric_bytes: moved per logit and micro-batch by metrics that the program computes from the logits of every step.
+        metric_bytes: moved per logit and micro-batch by metrics that the program computes from logits.
         step_overhead_s: once a step, beside everything modelled.
     """
 

@@ -99,7 +99,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, fused: bool) -> Tensor:
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention: queries and keys/values through low-rank projections, rotary part shared by heads."""
+    """Multi-head latent attention: low-rank queries, keys and values; the rotary part is shared by heads."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

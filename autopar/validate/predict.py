@@ -18,7 +18,7 @@ from autopar.units import GIB
 from autopar.validate.layouts import tensor_parallel_layout
 from autopar.validate.models import Shape, job_of
 from autopar.validate.rows import Row
-from autopar.validate.trainers import trainer_of
+from autopar.validate.trainers import INTERFERENCE, trainer_of
 
 CAPTURED_LAYERS = 3  # first, repeated, last
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
@@ -46,7 +46,8 @@ class Choice:
 class Predictor:
     """Predicts runs; captured models and priced blocks are shared between runs that agree in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, interference: float = INTERFERENCE) -> None:
+        self._interference = interference
         self._graphs: dict[tuple[object, ...], OpGraph] = {}
         self._engines: dict[tuple[object, ...], Engine] = {}
 
@@ -88,7 +89,7 @@ class Predictor:
         key = (*shape_key(row), *hardware, row.precision, row.compile)
         if key not in self._engines:
             at: Callable[[int], OpGraph] = lambda batch: self._graph(row, batch)  # noqa: E731
-            self._engines[key] = Engine(at, cluster_of(row), row.precision, trainer_of(row))
+            self._engines[key] = Engine(at, cluster_of(row), row.precision, trainer_of(row, self._interference))
         return self._engines[key]
 
     def _graph(self, row: Row, batch: int) -> OpGraph:
@@ -143,9 +144,9 @@ def _captured(row: Row) -> int:
 def shape_key(row: Row) -> tuple[object, ...]:
     """What the captured model depends on."""
     fields = (
-        "family layers hidden ffn heads kv_heads head_dim vocab tied_embeddings experts top_k moe_ffn shared_expert_ffn "
-        "dense_layers q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim seq_len cp ep "
-        "flash_attention zero_stage overlap"
+        "family layers hidden ffn heads kv_heads head_dim vocab tied_embeddings experts top_k moe_ffn "
+        "shared_expert_ffn dense_layers q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim seq_len "
+        "cp ep flash_attention zero_stage overlap"
     ).split()
     return (*(getattr(row, name) for name in fields), DTYPES.get(row.precision))
 
@@ -177,10 +178,8 @@ def _choices(row: Row) -> list[Choice]:
     whole = pp > 1 and row.zero_stage == 3 and row.micro_batch == local  # a pipeline's local batch, cut up further
     micros = [row.micro_batch] if row.micro_batch and not whole else [m for m in (1, 2, 4, 8, 16, 32) if local % m == 0]
     recomputes = [row.recompute] if row.recompute else ["none", "selective", "full"]
-    if row.vpp:
-        virtuals = [row.vpp]
-    else:
-        virtuals = [v for v in (1, 2, 4, 8, 16) if v == 1 or (pp > 1 and pp * v <= row.layers)]
+    several = [v for v in (1, 2, 4, 8, 16) if v == 1 or (pp > 1 and pp * v <= row.layers)]
+    virtuals = [row.vpp] if row.vpp else several
     found = [Choice(m, r, v) for m in micros for r in recomputes for v in virtuals if v == 1 or (local // m) % pp == 0]
     if not found:
         raise InputError("no micro-batch goes with the row's local batch and pipeline")

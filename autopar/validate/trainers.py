@@ -14,7 +14,7 @@ INTERFERENCE = 0.4  # of overlapped communication; one number for all programs a
 TP_HIDDEN = 0.5  # userbuffer and asynchronous tensor parallelism pipeline a product with its collective
 
 
-def trainer_of(row: Row) -> Trainer:
+def trainer_of(row: Row, interference: float = INTERFERENCE) -> Trainer:
     """The program of a row, by how it shards: ``zero_stage`` 3 is FSDP, everything else is Megatron-like."""
     words = set((row.overlap or "none").replace(",", "+").split("+"))
     overlap = frozenset(
@@ -23,7 +23,7 @@ def trainer_of(row: Row) -> Trainer:
         if words & marks
     )
     if row.zero_stage == 3 and "dp" not in overlap:
-        return _fsdp(row, overlap)
+        return _fsdp(row, overlap, interference)
     if row.zero_stage == 3:
         overlap = overlap | {"fsdp"}
     # fp32 gradients are kept of bf16 weights; not in fp16 (Megatron-LM) nor in NVIDIA's fp8 recipes
@@ -37,7 +37,7 @@ def trainer_of(row: Row) -> Trainer:
         gather_bytes=2,
         reduce_bytes=wide,
         overlap=overlap,
-        interference=INTERFERENCE,
+        interference=interference,
         tp_hidden=TP_HIDDEN,
         kernels="pytorch" if first_attention else "transformer_engine",
         fused_pointwise=True,
@@ -53,13 +53,13 @@ def trainer_of(row: Row) -> Trainer:
     )
 
 
-def _fsdp(row: Row, overlap: frozenset[str]) -> Trainer:
+def _fsdp(row: Row, overlap: frozenset[str], interference: float) -> Trainer:
     foundry = row.family == "mpt"  # llm-foundry: gradients summed in 16 bit (mixed_precision PURE), FlashAttention-1
     return Trainer(
         gather_bytes=2,
         reduce_bytes=2 if foundry else 4,
         overlap=overlap,
-        interference=INTERFERENCE,
+        interference=interference,
         tp_hidden=TP_HIDDEN,
         kernels="flash_attention_1" if foundry else "pytorch",
         fused_pointwise=bool(row.compile),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+import torch
 from torch import fx
 
 from autopar.model.graph import Block, OpNode
@@ -28,8 +29,8 @@ def find_blocks(nodes: dict[str, OpNode], graph: fx.Graph, loss: str) -> tuple[B
     order = [n.name for n in nodes.values() if n.kind == "op"]
     runs = _runs(order, nodes)
     where = {name: i for i, (_, members) in enumerate(runs) for name in members}
-    free = _gradient_free(nodes)
     fx_nodes = {n.name: n for n in graph.nodes}
+    free = _gradient_free(nodes, fx_nodes)
     blocks: list[Block] = []
     kinds: dict[str, str] = {}
     preludes = [_prelude(i, members, nodes, where, free) for i, (_, members) in enumerate(runs)]
@@ -87,11 +88,12 @@ def _merge_small(runs: list[tuple[str, list[str]]], nodes: dict[str, OpNode]) ->
     return merged
 
 
-def _gradient_free(nodes: dict[str, OpNode]) -> set[str]:
-    """Operators computed from batch inputs, buffers and constants alone, without a product."""
+def _gradient_free(nodes: dict[str, OpNode], fx_nodes: dict[str, fx.Node]) -> set[str]:
+    """Operators computed from batch inputs, buffers and constants alone, without a product or a random number."""
     free: set[str] = set()
     for node in nodes.values():
         cheap = node.kind == "op" and not node.requires_grad and node.forward_flops == 0
+        cheap = cheap and torch.Tag.nondeterministic_seeded not in getattr(fx_nodes[node.name].target, "tags", ())
         if cheap and all(p in free or nodes[p].kind in ("input", "buffer", "constant") for p in node.inputs):
             free.add(node.name)
     return free

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autopar.cost.communication import CommunicationModel
@@ -143,26 +144,27 @@ def test_missing_devices_are_said() -> None:
         profile_collectives(Cluster.load("dgx-a100-8"))
 
 
-def test_failing_process_is_reported_and_none_is_left(tmp_path: Path) -> None:
-    import psutil
+def workers() -> list[psutil.Process]:
+    """Measuring processes that this one has started and that still run."""
+    return [p for p in psutil.Process().children() if "autopar.profiler.worker" in p.cmdline()]
 
+
+def test_failing_process_is_reported_and_none_is_left(tmp_path: Path) -> None:
     order = Order(2, "cpu", 1, "node", False, True, (), 5.0, model=str(tmp_path / "none.py"))
     with pytest.raises(RunError, match=r"measuring process [01] failed.*none.py"):
         run_workers(order, lambda kind, result: None)
-    assert psutil.Process().children() == []
+    assert workers() == []
 
 
 def test_killed_process_is_reported(cluster: Cluster, graphs: list[OpGraph]) -> None:
-    import psutil
-
     def kill_one(kind: str, result: object) -> None:
-        for child in psutil.Process().children()[:1]:
+        for child in workers()[:1]:
             child.kill()
 
     tasks = tuple(tasks_of(graphs, [2], cluster.device))
     with pytest.raises(RunError, match=r"measuring process \d (ended with exit code -9|failed)"):
         run_workers(Order(2, "cpu", 1, "node", True, False, tasks, 20.0), kill_one)
-    assert psutil.Process().children() == []
+    assert workers() == []
 
 
 def test_time_box_leaves_the_rest_to_interpolation(cluster: Cluster, graphs: list[OpGraph]) -> None:

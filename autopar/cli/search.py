@@ -18,7 +18,10 @@ def search(
     profile: Annotated[Path | None, typer.Option(help="Measured profile, from 'autopar profile'.")] = None,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     pin: Annotated[
-        list[str] | None, typer.Option(help="A choice to keep, as tp=2 or schedule=gpipe; repeat for more.")
+        list[str] | None, typer.Option(help="A choice to keep, as tp=2, tp<=8 or schedule=gpipe; repeat for more.")
+    ] = None,
+    forbid: Annotated[
+        list[str] | None, typer.Option(help="A choice not to make, as tp=8 or recompute=full; repeat for more.")
     ] = None,
     top: Annotated[int, typer.Option(help="How many plans to show.")] = 5,
     time_limit: Annotated[float | None, typer.Option(help="Seconds; then the best plan so far is taken.")] = None,
@@ -38,7 +41,7 @@ def search(
     from autopar.planner.space import check_settings, parse_pins
     from autopar.report.tables import plan_table, why_it_wins
 
-    pins = parse_pins(pin or [])
+    pins = parse_pins(pin or [], forbid or [])
     if output is not None:
         _check_writable(output)
     where = load_cluster(cluster, profile)

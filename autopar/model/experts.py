@@ -49,7 +49,7 @@ def experts_forward(
     rows = _product(self, "down_proj", rows, ends, sorted_expert)
     if self.has_post_expert_norm:
         rows = self.post_expert_norm(rows)
-    back = rows.index_select(0, order.argsort()).unflatten(0, (-1, top_k))
+    back = rows.index_select(0, order.argsort()).reshape(-1, top_k, rows.shape[-1])
     return (back * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
 
 

@@ -152,9 +152,9 @@ class _Search:
             return []
         tp = math.gcd(devices, inside)
         named = [
-            ("data parallel", {"dp_replicate": devices}),
+            ("data", {"dp_replicate": devices}),
             ("FSDP", {"dp_shard": devices}),
-            ("tensor parallel", {"tp": tp, "dp_replicate": devices // tp}),
+            ("tensor", {"tp": tp, "dp_replicate": devices // tp}),
             ("pipeline", {"pp": devices}),
         ]
         return [(name, *self._baseline(Pins(axes))) for name, axes in named]
@@ -162,7 +162,7 @@ class _Search:
     def _baseline(self, pins: Pins) -> tuple[Priced | None, str]:
         every = list(candidates(self.cluster.devices, self.global_batch, pins))
         if not every:
-            (mesh, *_) = (m for m in meshes(self.cluster.devices, pins) if pins.allow(Candidate(m, 1, 1)))
+            (mesh, *_) = (m for m in meshes(self.cluster.devices, pins) if pins.allow_mesh(m))
             return None, f"batch {self.global_batch} not divisible by {mesh.dp}"
         blocks = len(self.engine.graph(every[0].micro_batch).blocks)
         if every[0].mesh.pp > blocks:
@@ -186,7 +186,7 @@ class _Search:
             f"{format_bytes(near.estimate.peak_reserved)} per device, {format_bytes(near.excess_bytes)} more than the "
             f"{format_bytes(limit)} of {self.cluster.name!r}"
         )
-        for key in {**pins.numbers, **pins.words}:
+        for key in pins.named():
             looser, rest = pins.without(key), _Pool(1)
             self._branch(list(candidates(self.cluster.devices, self.global_batch, looser)), looser, rest)
             if rest.fitting:
@@ -198,7 +198,7 @@ class _Search:
         gap = None if bound is None else priced.seconds / bound - 1 if bound > 0 else None
         estimate = {**priced.estimate.to_json(), "optimality_gap": gap, "search_time_s": seconds}
         settings = {
-            "pins": {**pins.numbers, **pins.words},
+            "pins": pins.named(),
             "lower_bound_s": bound,
             "search_time_s": seconds,
             "complete": complete,

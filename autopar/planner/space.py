@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "recompute": ("none", "full"),
     "zero_stage": ("0", "3"),
 }
+SIGNS = ("<=", ">=", "!=")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 MOST_MICRO_BATCH = 64  # samples; beyond, devices are long saturated and memory only grows
 
@@ -42,59 +44,83 @@ class Pins:
     Attributes:
         numbers: mesh axes, ``dp`` and micro-batch sizes.
         words: schedule, recompute and zero_stage.
+        limits: what ``numbers`` and ``words`` may not be, by key and sign: ``("tp", "<=")`` -> ``("8",)``.
     """
 
     numbers: Mapping[str, int] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def allow(self, candidate: Candidate) -> bool:
         """Whether a candidate keeps every pin."""
-        have = {
-            **candidate.mesh.model_dump(),
-            "micro_batch": candidate.micro_batch,
-            "micro_batches": candidate.micro_batches,
-        }
-        have["dp"] = candidate.mesh.dp
-        if "dp" in self.numbers and "dp_shard" not in self.numbers and self.words.get("zero_stage") != "3":
-            have["dp"] = candidate.mesh.dp_replicate if candidate.mesh.dp_shard == 1 else -1
-        if (
-            "zero_stage" in self.words
-            and candidate.mesh.dp > 1
-            and str(candidate.zero_stage) != self.words["zero_stage"]
-        ):
+        sizes = {"micro_batch": candidate.micro_batch, "micro_batches": candidate.micro_batches}
+        return self.allow_mesh(candidate.mesh) and self._keeps(sizes)
+
+    def allow_mesh(self, mesh: Mesh) -> bool:
+        """Whether a mesh keeps every pin that concerns it."""
+        zero_stage = 3 if mesh.dp_shard > 1 else 0
+        if "zero_stage" in self.words and mesh.dp > 1 and str(zero_stage) != self.words["zero_stage"]:
             return False
-        return all(have[key] == value for key, value in self.numbers.items())
+        plain = "dp" in self.numbers and "dp_shard" not in self.numbers and self.words.get("zero_stage") != "3"
+        if plain and mesh.dp_shard > 1:  # ``dp`` alone means replicated
+            return False
+        return self._keeps({**mesh.model_dump(), "dp": mesh.dp}) and self._within("zero_stage", zero_stage)
+
+    def _keeps(self, have: Mapping[str, int]) -> bool:
+        return all(self._within(key, value) and self.numbers.get(key, value) == value for key, value in have.items())
 
     def options(self, key: str) -> tuple[str, ...]:
         """The values of a word that are allowed."""
-        return (self.words[key],) if key in self.words else WORDS[key]
+        every = (self.words[key],) if key in self.words else WORDS[key]
+        return tuple(word for word in every if word not in self.limits.get((key, "!="), ()))
 
-    def without(self, key: str) -> Pins:
-        """The same pins but one."""
+    def _within(self, key: str, value: int) -> bool:
+        """Whether a number keeps its bounds and is not forbidden."""
+        least, most = self.limits.get((key, ">="), ()), self.limits.get((key, "<="), ())
+        kept = all(int(n) <= value for n in least) and all(value <= int(n) for n in most)
+        return kept and str(value) not in self.limits.get((key, "!="), ())
+
+    def named(self) -> dict[str, Any]:
+        """As :func:`check_pins` takes them."""
+        return {**self.numbers, **self.words, **{key + sign: ",".join(v) for (key, sign), v in self.limits.items()}}
+
+    def without(self, name: str) -> Pins:
+        """The same pins but one, by its name in :meth:`named`."""
         return Pins(
-            {k: v for k, v in self.numbers.items() if k != key}, {k: v for k, v in self.words.items() if k != key}
+            {k: v for k, v in self.numbers.items() if k != name},
+            {k: v for k, v in self.words.items() if k != name},
+            {k: v for k, v in self.limits.items() if "".join(k) != name},
         )
 
     def text(self) -> str:
         """As they would be typed."""
-        return ", ".join(f"{k}={v}" for k, v in {**self.numbers, **self.words}.items())
+        return ", ".join(f"{k}{'' if k.endswith('=') else '='}{v}" for k, v in self.named().items())
 
 
-def parse_pins(words: Iterable[str]) -> dict[str, str]:
-    """Reads ``KEY=VALUE`` pins as typed.
+def parse_pins(words: Iterable[str], forbidden: Iterable[str] = ()) -> dict[str, str]:
+    """Reads pins as typed: ``KEY=VALUE``, or a bound such as ``tp<=8``; bounds keep their sign in the key.
+
+    Args:
+        forbidden: ``KEY=VALUE`` choices that may not be made.
 
     Raises:
         InputError: a pin has no value, or a key is pinned twice.
     """
     pins: dict[str, str] = {}
     for word in words:
-        key, equals, value = word.partition("=")
-        key = key.strip()
-        if not equals or not key or not value.strip():
-            raise InputError(f"--pin {word!r} is not KEY=VALUE", "Write for example --pin tp=4")
+        match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=)\s*(\S.*?)\s*", word)
+        if not match:
+            raise InputError(f"--pin {word!r} is not KEY=VALUE", "Write for example --pin tp=4, or --pin 'tp<=4'")
+        key, value = match[1] + match[2].removesuffix("=" if match[2] == "=" else ""), match[3]
         if key in pins:
             raise InputError(f"--pin {key} is given twice: {pins[key]} and {value}", "Give it once")
-        pins[key] = value.strip()
+        pins[key] = value
+    for word in forbidden:
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\S.*?)\s*", word)
+        if not match:
+            raise InputError(f"--forbid {word!r} is not KEY=VALUE", "Write for example --forbid tp=8")
+        key = match[1] + "!="
+        pins[key] = f"{pins[key]},{match[2]}" if key in pins else match[2]
     return pins
 
 
@@ -106,8 +132,11 @@ def check_pins(pins: Mapping[str, Any], devices: int, global_batch: int) -> Pins
     """
     numbers: dict[str, int] = {}
     words: dict[str, str] = {}
+    limits: dict[tuple[str, str], tuple[str, ...]] = {}
     for key, value in pins.items():
-        if key in NUMBERS:
+        if key[-2:] in SIGNS:
+            limits[key[:-2], key[-2:]] = _limit(key[:-2], key[-2:], str(value))
+        elif key in NUMBERS:
             numbers[key] = _positive(key, value)
         elif key in WORDS:
             if str(value) not in WORDS[key]:
@@ -115,7 +144,8 @@ def check_pins(pins: Mapping[str, Any], devices: int, global_batch: int) -> Pins
             words[key] = str(value)
         else:
             raise InputError(f"pin {key}={value} is unknown", f"Pin one of {', '.join((*NUMBERS, *WORDS))}")
-    checked = Pins(numbers, words)
+    checked = Pins(numbers, words, limits)
+    _check_words(checked)
     if numbers.get("ep", 1) > 1:
         raise InputError(f"pin ep={numbers['ep']} cannot be searched yet", "Use ep=1")
     if words.get("zero_stage") == "0" and numbers.get("dp_shard", 1) > 1:
@@ -125,6 +155,26 @@ def check_pins(pins: Mapping[str, Any], devices: int, global_batch: int) -> Pins
     _check_against_devices(checked, devices)
     _check_against_batch(checked, devices, global_batch)
     return checked
+
+
+def _limit(key: str, sign: str, text: str) -> tuple[str, ...]:
+    """The values of a bound or of forbidden choices, checked."""
+    values = tuple(value.strip() for value in text.split(","))
+    if key in NUMBERS:
+        return tuple(str(_positive(key, value)) for value in values)
+    if key not in WORDS or sign != "!=":
+        usable = (*NUMBERS, *WORDS) if sign == "!=" else NUMBERS
+        raise InputError(f"pin {key}{sign}{text} is unknown", f"Use one of {', '.join(usable)}")
+    for value in values:
+        if value not in WORDS[key]:
+            raise InputError(f"pin {key}{sign}{value} is unknown", f"Use one of {', '.join(WORDS[key])}")
+    return values
+
+
+def _check_words(pins: Pins) -> None:
+    for key in WORDS:
+        if not pins.options(key):
+            raise InputError(f"pins {pins.text()} leave no {key}", f"Leave one of {', '.join(WORDS[key])}")
 
 
 def _positive(key: str, value: Any) -> int:
@@ -155,18 +205,14 @@ def _check_against_devices(pins: Pins, devices: int) -> None:
                 f"the cluster has {devices}",
                 "Pin axes whose product divides the number of devices",
             )
-    if not any(pins.allow(Candidate(mesh, *_sizes(pins))) for mesh in meshes(devices, pins)):
+    if not any(pins.allow_mesh(mesh) for mesh in meshes(devices, pins)):
         raise InputError(
             f"pins {pins.text()} contradict each other on {devices} devices", "Leave one of them to the search"
         )
 
 
-def _sizes(pins: Pins) -> tuple[int, int]:
-    return pins.numbers.get("micro_batch", 1), pins.numbers.get("micro_batches", 1)
-
-
 def _check_against_batch(pins: Pins, devices: int, global_batch: int) -> None:
-    possible = sorted({mesh.dp for mesh in meshes(devices, pins) if pins.allow(Candidate(mesh, *_sizes(pins)))})
+    possible = sorted({mesh.dp for mesh in meshes(devices, pins) if pins.allow_mesh(mesh)})
     if not any(global_batch % dp == 0 for dp in possible):
         raise InputError(
             f"global batch {global_batch} is not divisible by any data-parallel size that the pins leave "
@@ -215,7 +261,7 @@ def candidates(devices: int, global_batch: int, pins: Pins) -> Iterator[Candidat
 def schedules_of(candidate: Candidate, pins: Pins) -> tuple[str, ...]:
     """Schedules that can run: 1F1B needs a micro-batch for every stage."""
     if candidate.mesh.pp == 1:
-        return (pins.words.get("schedule", "1f1b"),)
+        return (pins.words.get("schedule", "1f1b"),)  # all alike on one stage
     enough = candidate.micro_batches >= candidate.mesh.pp
     return tuple(s for s in pins.options("schedule") if s == "gpipe" or enough)
 

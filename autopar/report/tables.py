@@ -100,7 +100,8 @@ def why_it_wins(plans: Sequence[Plan], baselines: Sequence[Baseline]) -> str:
     component = max(saved, key=lambda k: saved[k])
     what = component.removesuffix("_s").replace("_", " ")
     return (
-        f"{plans[0].mesh.describe()} is predicted {100 * gain:.0f}% faster than {name} ({rival.mesh.describe()}), "
+        f"{plans[0].mesh.describe()} is predicted {100 * gain:.0f}% faster than the {name} plan "
+        f"({rival.mesh.describe()}), "
         f"mostly by {format_seconds(max(saved[component], 0.0))} less {what} a step."
     )
 

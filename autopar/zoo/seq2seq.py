@@ -40,7 +40,8 @@ class Layer(nn.Module):
     def __init__(self, decoder: bool) -> None:
         super().__init__()
         self.norm1, self.attn = nn.LayerNorm(WIDTH), Attention(causal=decoder)
-        self.norm2, self.cross = (nn.LayerNorm(WIDTH), Attention(causal=False)) if decoder else (None, None)
+        self.norm2 = nn.LayerNorm(WIDTH) if decoder else None
+        self.cross = Attention(causal=False) if decoder else None
         self.norm3, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 512), nn.Linear(512, WIDTH)
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:

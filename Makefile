@@ -10,7 +10,7 @@ demo: $(VENV)/.base  ## the main job: capture, measure, search, train on this ma
 	$(BIN)/autopar demo
 
 test: $(VENV)/.dev  ## the test suite, under ten minutes on two cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -93,13 +93,19 @@ def _processes(folder: Path, world: int, threads: int) -> Iterator[list[subproce
     """Starts the processes; however the block ends, none is left."""
     processes: list[subprocess.Popen[bytes]] = []
 
+    asked: list[int] = []
+
     def forward(signum: int, frame: FrameType | None) -> None:
+        """The processes finish their step and save; a second Ctrl-C stops them at once."""
+        asked.append(signum)
+        if asked.count(signal.SIGINT) > 1:
+            raise KeyboardInterrupt
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
     main = _in_main_thread()
-    previous = signal.signal(signal.SIGTERM, forward) if main else None
+    previous = {n: signal.signal(n, forward) for n in (signal.SIGTERM, signal.SIGINT)} if main else {}
     try:
         for rank in range(world):
             env = {
@@ -116,8 +122,8 @@ def _processes(folder: Path, world: int, threads: int) -> Iterator[list[subproce
             )
         yield processes
     finally:
-        if main:
-            signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
         _end(processes)
 
 

@@ -93,6 +93,8 @@ class ParallelModel:
         optimizer: the job's optimizer over this process's parameters.
         loss, grad_norm: of the last step, over the whole global batch; equal on every process.
         max_grad_norm: clip the global gradient norm to this, or None.
+        stop_asked: set it on any process to stop the run; travels with the loss of the next step.
+        stop_agreed: some process had asked before the last step; the same on every process.
         steps_done: optimizer steps so far; dropout masks follow from it, so set it when going on from a checkpoint.
     """
 
@@ -104,6 +106,7 @@ class ParallelModel:
         self.max_grad_norm: float | None = None
         self.loss, self.grad_norm = float("nan"), float("nan")
         self.steps_done = 0
+        self.stop_asked, self.stop_agreed = False, False
         self._random = any(is_random(graph, node) for node in graph.nodes.values())
         mine = stages_of_rank(plan.schedule, topology.rank("pp"), plan.mesh.pp, plan.virtual_stages)
         blocks = [resolved[b.name] for i in mine for b in plan.stage_blocks()[i]]
@@ -163,11 +166,12 @@ class ParallelModel:
         weights = self._weights(shard)
         own = self._pipeline(shard, weights) if self.schedule else self._accumulate(shard, weights)
         first_of_replicas = all(self.topology.rank(axis) == 0 for axis in ("cp", "tp"))
-        total = own if first_of_replicas else torch.zeros_like(own)
+        asked = torch.full_like(own, float(self.stop_asked))
+        shared = torch.stack([own if first_of_replicas else torch.zeros_like(own), asked])
         if dist.is_initialized():
-            dist.all_reduce(total)
-        self.loss = float(total)
-        return total
+            dist.all_reduce(shared)
+        self.loss, self.stop_agreed = float(shared[0]), bool(shared[1] > 0)
+        return shared[0]
 
     def reduce_gradients(self) -> None:
         """Sums gradients over processes and measures their norm."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -12,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-import torch
 import torch.distributed as dist
 
 from autopar.errors import RunError
@@ -63,7 +63,7 @@ class _Loop:
         self.first = not dist.is_initialized() or dist.get_rank() == 0
         self.folder = Path(options.checkpoint_dir) if options.checkpoint_dir else None
         self.rows: list[dict[str, Any]] = []
-        self.stopping = False
+        self.interrupted = False
         model.max_grad_norm = options.max_grad_norm
 
     def run(self) -> dict[str, Any]:
@@ -75,21 +75,24 @@ class _Loop:
         if found:
             self._say(f"resumed from {found} after step {begin}")
         metrics = self._open(begin)
-        previous = signal.signal(signal.SIGTERM, self._stop)
+        previous = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        step, saved = begin, begin
         try:
-            step = begin
-            while step < self.options.steps and not self._agreed_stop():
+            while step < self.options.steps and not self.model.stop_agreed:
                 self._step(step, source, metrics)
                 step += 1
-                last = step == self.options.steps or self.stopping
+                last = step == self.options.steps or self.model.stop_agreed
                 if self.folder and (last or step % self.options.checkpoint_every == 0):
                     checkpoint.save(self.model, self.folder, step)
+                    saved = step
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
             if metrics:
                 metrics.close()
-        if self.stopping and step < self.options.steps and self.folder:
-            self._say(f"stopped after step {step}; the same command goes on from there")
+        if self.model.stop_agreed and step < self.options.steps:
+            rest = "the same command goes on from there" if saved == step else "nothing was saved: no --checkpoint-dir"
+            self._say(f"stopped after step {step}; {rest}")
         return self._summary(begin, step)
 
     def _step(self, step: int, source: Any, metrics: TextIO | None) -> None:
@@ -148,18 +151,12 @@ class _Loop:
         return file
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
-        self.stopping = True
-
-    def _agreed_stop(self) -> bool:
-        """Whether any process was told to stop; asked at the same step by all."""
-        if self.folder is None or not dist.is_initialized():
-            return self.stopping
-        flag = torch.tensor(int(self.stopping))
-        if dist.get_backend() == "nccl":
-            flag = flag.to(self.model.topology.device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
-        self.stopping = bool(flag)
-        return self.stopping
+        """Asks for an end after a step that all agree on; a second Ctrl-C ends at once."""
+        if signum == signal.SIGINT:
+            if self.interrupted:
+                os._exit(130)
+            self.interrupted = True
+        self.model.stop_asked = True
 
     def _summary(self, begin: int, step: int) -> dict[str, Any]:
         settled = [row["step_time_s"] for row in self.rows[2:]] or [row["step_time_s"] for row in self.rows]

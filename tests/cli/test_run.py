@@ -171,14 +171,27 @@ def test_children_end_with_a_parent_that_is_killed(folder: Path) -> None:
     wait_for(lambda: not workers_of(folder), 20)
 
 
-def test_sigterm_checkpoints_and_ends_well(folder: Path) -> None:
-    run = start(folder, "run", "tp.json", "--steps", "1000000", "--metrics", "t.jsonl", "--checkpoint-dir", "term")
-    wait_for(lambda: (folder / "t.jsonl").is_file() and (folder / "t.jsonl").read_text().count("\n") > 2)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_checkpoints_and_ends_well(folder: Path, number: signal.Signals) -> None:
+    name = f"t{int(number)}"
+    run = start(folder, "run", "tp.json", "--steps", "1000000", "--metrics", f"{name}.jsonl", "--checkpoint-dir", name)
+    path = folder / f"{name}.jsonl"
+    wait_for(lambda: path.is_file() and path.read_text().count("\n") > 2)
+    run.send_signal(number)
+    _, stderr = run.communicate(timeout=60)
+    assert run.returncode == 0, stderr
+    (saved,) = (folder / name).glob("step-*")
+    assert f"stopped after step {int(saved.name[5:])}" in stderr
+    assert "goes on from there" in stderr
+
+
+def test_without_a_checkpoint_folder_a_signal_still_ends_all(folder: Path) -> None:
+    run = start(folder, "run", "dp.json", "--steps", "1000000", "--metrics", "plain.jsonl")
+    wait_for(lambda: (folder / "plain.jsonl").is_file() and (folder / "plain.jsonl").read_text().count("\n") > 2)
     run.send_signal(signal.SIGTERM)
     _, stderr = run.communicate(timeout=60)
     assert run.returncode == 0, stderr
-    assert list((folder / "term").glob("step-*"))
-    assert "goes on from there" in stderr
+    assert "nothing was saved" in stderr
 
 
 def torchrun(folder: Path, processes: int, *words: str) -> subprocess.CompletedProcess[str]:

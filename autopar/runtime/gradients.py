@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from autopar.runtime.collectives import all_reduce_coalesced
 from autopar.runtime.topology import Topology
@@ -58,11 +59,14 @@ def reduce_gradients(trained: list[Trained], topology: Topology, data_axes: list
 
 def global_norm(trained: list[Trained]) -> torch.Tensor:
     """The 2-norm of the gradient of the whole model, each element counted once; the same on every process."""
-    total = torch.zeros((), dtype=torch.float64)
+    by_copies: dict[int, list[torch.Tensor]] = {}
     for one in trained:
         grad = one.local_grad
         if grad is not None:
-            total += grad.float().square().sum(dtype=torch.float64).cpu() / one.copies
+            by_copies.setdefault(one.copies, []).append(grad)
+    total = torch.zeros((), dtype=torch.float64)
+    for copies, grads in by_copies.items():
+        total += get_total_norm(grads).double().cpu().square() / copies
     if dist.is_initialized():
         total = total.to(trained[0].parameter.device if dist.get_backend() == "nccl" and trained else "cpu")
         dist.all_reduce(total)

@@ -15,7 +15,21 @@ from torch.export import ExportedProgram
 
 
 def functional(exported: ExportedProgram) -> ExportedProgram:
-    """The program without in-place operators; the same object where there were none or all could be renamed."""
+    """The program without in-place operators, and without the device of the trace in moves of tensors."""
+    return _without_devices(_without_changes(exported))
+
+
+def _without_devices(exported: ExportedProgram) -> ExportedProgram:
+    """``to(device, dtype)`` names the meta device that was traced on; ``to(dtype)`` is the same on any one device."""
+    for node in exported.graph.nodes:
+        if node.target is torch.ops.aten.to.device:
+            node.target = torch.ops.aten.to.dtype
+            node.args = (node.args[0], *node.args[2:])
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k != "device"}
+    return exported
+
+
+def _without_changes(exported: ExportedProgram) -> ExportedProgram:
     changing = [n for n in exported.graph.nodes if _changes_its_input(n)]
     if not changing:
         return exported

@@ -187,3 +187,57 @@ def test_data_dependent_control_flow_is_refused_with_its_line(tmp_path: Path) ->
     )
     with pytest.raises(CaptureError, match="line 9"):
         capture(job, 2)
+
+
+MOVED = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.register_buffer("table", torch.ones(4, dtype=torch.float64))
+    def forward(self, x):
+        return (self.a(x) * self.table.to(x.device, x.dtype)).mean()
+def build_model():
+    return M()
+def example_batch(n):
+    return {"x": torch.ones(n, 4)}
+"""
+
+
+def test_a_move_to_the_inputs_device_runs_on_another_device_than_the_trace(tmp_path: Path) -> None:
+    job = write(tmp_path, MOVED)
+    graph = capture(job, 2)
+    module = job.loss_module()
+    batch = job.flatten_batch(job.example_batch(2))
+    torch.testing.assert_close(run_graph(graph, module.model, batch), module(**batch))
+
+
+CHANGED = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+    def forward(self, x):
+        y = self.a(x)
+        y.mul_(2).add_(1)
+        z = torch.zeros_like(y)
+        z[:, :2] = y[:, 2:]
+        return (y * z).mean()
+def build_model():
+    return M()
+def example_batch(n):
+    return {"x": torch.arange(n * 4.0).reshape(n, 4)}
+"""
+
+
+def test_changes_in_place_and_through_views_become_functional(tmp_path: Path) -> None:
+    job = write(tmp_path, CHANGED)
+    graph = capture(job, 2)
+    assert not [n.op for n in graph.of_kind("op") if n.op.split(".")[1].endswith("_")]
+    module = job.loss_module()
+    batch = job.flatten_batch(job.example_batch(2))
+    expected = module(**batch)
+    (want,) = torch.autograd.grad(expected, [module.model.a.weight])
+    got = run_graph(graph, module.model, batch)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(torch.autograd.grad(got, [module.model.a.weight])[0], want)

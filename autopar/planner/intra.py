@@ -22,7 +22,14 @@ from autopar.plan import Layout, Mesh
 from autopar.planner.solver import solver
 from autopar.sharding.placement import Placement, R, local_shape
 from autopar.sharding.redistribute import Conversion
-from autopar.sharding.resolve import OUTPUT, Step, axis_sizes, conversion_steps, parameter_label
+from autopar.sharding.resolve import (
+    OUTPUT,
+    Step,
+    axis_sizes,
+    conversion_steps,
+    parameter_label,
+    shared_parameters,
+)
 from autopar.sharding.rules import strategies
 from autopar.sharding.strategy import Strategy
 
@@ -329,9 +336,10 @@ class _Program:
         return True
 
     def _edge_seconds(self, producer: str, spec: Spec, key: Key) -> float | None:
-        """Of a redistribution per micro-batch; a replicated parameter's partial gradient is summed once a step."""
+        """Of a redistribution per micro-batch; the partial gradient of one block's parameter is summed once a step."""
         node = self.graph.nodes[producer]
-        if node.kind == "parameter" and node.requires_grad and spec == tuple(p for p, _ in key):
+        own = node.kind == "parameter" and producer not in shared_parameters(self.graph)
+        if own and node.requires_grad and spec == tuple(p for p, _ in key):
             return self._reduction_seconds(key, int(self._local(node.meta.numel, spec))) / self.problem.micro_batches
         return self._conversion_seconds(producer, spec, key)
 

@@ -51,11 +51,14 @@ def plan_table(plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title:
         table.add_row(*_cells(f"#{rank}", plan, best), style="bold" if rank == 1 else None)
     if baselines:
         table.add_section()
+    refused: list[str] = []
     for name, plan_or_none, reason in baselines:
         if plan_or_none is None:
-            table.add_row(name, reason or "not possible", style="dim")
+            refused.append(f"{name}: {reason or 'not possible'}")
         else:
             table.add_row(*_cells(name, plan_or_none, best), style="dim")
+    if refused:
+        table.caption, table.caption_justify = "; ".join(refused), "left"
     return table
 
 

@@ -24,7 +24,7 @@ from autopar.runtime.loss_weights import valid_label_counter
 from autopar.runtime.parameters import as_whole, initial_weights, local_tensors
 from autopar.runtime.pipeline import MULTI, make_schedule, stages_of_rank, weighted
 from autopar.runtime.random import is_random, step_stream
-from autopar.runtime.stage import AUTOCAST, Stage, activation_dtypes, boundary_examples, build_stage
+from autopar.runtime.stage import AUTOCAST, BATCH, Stage, activation_dtypes, boundary_examples, build_stage
 from autopar.runtime.topology import Topology, build_topology
 from autopar.sharding.placement import R
 from autopar.sharding.resolve import ResolvedBlock, resolve_plan
@@ -192,18 +192,19 @@ class ParallelModel:
             if self.sharded:
                 stage.set_requires_gradient_sync(i == count - 1)
                 stage.set_is_last_backward(i == count - 1)
-            loss = weighted(stage(**{k: v[i] for k, v in pieces.items()}), weights[i])
+            loss = weighted(stage(**{BATCH + k: v[i] for k, v in pieces.items()}), weights[i])
             loss.backward()
             total += loss.detach()
         return total
 
     def _pipeline(self, shard: dict[str, torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
         losses: list[torch.Tensor] = []
+        named = {BATCH + key: value for key, value in shard.items()}
         holds_last = len(self.plan.stages) - 1 in self.stages
         if holds_last:
-            self.schedule.step(target=weights, losses=losses, return_outputs=False, **shard)
+            self.schedule.step(target=weights, losses=losses, return_outputs=False, **named)
         else:
-            self.schedule.step(**shard)
+            self.schedule.step(**named)
         return (
             torch.stack([one.detach() for one in losses]).sum()
             if losses

@@ -16,6 +16,7 @@ from autopar.runtime.topology import Topology
 from autopar.sharding.placement import local_shape
 from autopar.sharding.resolve import ResolvedBlock
 
+BATCH = "batch_"  # before the names of batch inputs, which could otherwise be those of a schedule's own arguments
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}  # precision of a plan -> dtype that operators compute in
 
 
@@ -46,7 +47,7 @@ class Stage(nn.Module):
         """One micro-batch. Autocast spans it alone: its cache of narrowed weights must not outlive FSDP's shards."""
         device = next(iter(batch.values())).device.type
         with torch.autocast(device, self.precision or torch.bfloat16, enabled=self.precision is not None):
-            return self._forward(activations, batch)
+            return self._forward(activations, {key.removeprefix(BATCH): value for key, value in batch.items()})
 
     def _forward(self, activations: tuple[torch.Tensor, ...], batch: dict[str, torch.Tensor]) -> Any:
         values: dict[str, torch.Tensor] = {**batch, **dict(zip(self.receives, activations, strict=True))}

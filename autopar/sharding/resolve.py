@@ -5,6 +5,7 @@ The cost engine prices exactly what this returns and the runtime inserts exactly
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -98,6 +99,19 @@ def parameter_label(block: Block, node: OpNode) -> str:
     return node.op.removeprefix(block.name + ".")
 
 
+def shared_parameters(graph: OpGraph) -> frozenset[str]:
+    """Parameters that several blocks read (tied weights).
+
+    One block's gradient may be a partial sum and another's whole, so theirs is summed where it arises, not once a step.
+    """
+    found: frozenset[str] | None = graph.facts.get("shared_parameters")
+    if found is None:
+        counts = Counter(name for block in graph.blocks for name in dict.fromkeys(block.parameters))
+        found = frozenset(name for name, count in counts.items() if count > 1)
+        graph.facts["shared_parameters"] = found
+    return found
+
+
 def axis_sizes(mesh: Mesh) -> dict[str, int]:
     """The axes above 1 on which operators are placed."""
     return {axis: size for axis in INTRA_AXES if (size := getattr(mesh, axis)) > 1}
@@ -138,7 +152,8 @@ def resolve(graph: OpGraph, block: Block, layout: Layout, mesh: Mesh) -> Resolve
         for axis in sizes:
             dst, partial = dict(wanted)[axis]
             src = source.get(axis, R)
-            if trainable and src == R and dst == R and partial and _all_partial(uses, producer, axis):
+            once = trainable and producer not in shared_parameters(graph) and _all_partial(uses, producer, axis)
+            if once and src == R and dst == R and partial:
                 reductions.append((producer, axis))
                 partial = False
             conversion = Conversion(src, dst, partial, node.requires_grad)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autopar.hardware.cluster import Cluster
 from autopar.hardware.profiles import Profile
@@ -19,6 +17,7 @@ from autopar.model.summary import summarize
 from autopar.plan import Plan
 from autopar.planner.planner import SearchResult, search
 from autopar.profiler import profile_model, usable
+from autopar.report.progress import progress_bar
 from autopar.report.tables import graph_table, plan_table, why_it_wins
 from autopar.runtime.launch import run
 from autopar.runtime.trainer import Options
@@ -26,7 +25,6 @@ from autopar.units import format_seconds
 
 CLUSTER, GLOBAL_BATCH, MICRO_BATCHES = "local-cpu-2", 16, (1, 2, 4, 8, 16)
 PACKAGE = Path(__file__).parent
-Hear = Callable[[int, int, str], None]
 
 
 def demo(folder: Path, steps: int, budget_s: float, console: Console) -> dict[str, Any]:
@@ -69,7 +67,7 @@ def _measure(job: TrainingJob, cluster: Cluster, folder: Path, budget_s: float, 
     if kept is None and path.is_file():
         console.print(f"{path} is measured anew: {why}")
     graphs: list[OpGraph] = [capture(job, size) for size in MICRO_BATCHES]
-    with _bar("measuring", console) as hear:
+    with progress_bar("measuring", console) as hear:
         profile = profile_model(graphs, cluster, path=path, budget_s=budget_s, model=job.source, progress=hear)
     console.print(
         f"{len(profile.operators.entries)} operators and {len(profile.collectives)} collectives measured, kept in "
@@ -79,28 +77,8 @@ def _measure(job: TrainingJob, cluster: Cluster, folder: Path, budget_s: float, 
 
 
 def _search(job: TrainingJob, cluster: Cluster, console: Console) -> SearchResult:
-    with _bar("searching", console) as hear:
+    with progress_bar("searching", console) as hear:
         return search(job, cluster, GLOBAL_BATCH, progress=hear)
-
-
-class _bar:  # noqa: N801  (used as a function)
-    """A progress bar as a context; gives the callback that moves it."""
-
-    def __init__(self, what: str, console: Console) -> None:
-        columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
-
-    def __enter__(self) -> Hear:
-        self._progress.start()
-        line = self._progress.add_task("starting", total=None)
-
-        def hear(done: int, total: int, what: str) -> None:
-            self._progress.update(line, completed=done, total=total or None, description=what)
-
-        return hear
-
-    def __exit__(self, *problem: object) -> None:
-        self._progress.stop()
 
 
 def _outcome(plan: Plan, summary: dict[str, Any], folder: Path) -> str:

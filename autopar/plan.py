@@ -165,6 +165,22 @@ class Plan(_Strict):
             )
         return self
 
+    def check_model(self, fingerprint: str, source: str) -> None:
+        """Refuses a model that the plan was not made for.
+
+        Args:
+            fingerprint: of the captured model.
+            source: where it came from, for the message.
+
+        Raises:
+            PlanError: names both fingerprints.
+        """
+        if fingerprint != self.model.fingerprint:
+            raise PlanError(
+                f"the plan was made for a model with fingerprint {self.model.fingerprint}, {source} has {fingerprint}",
+                "Search again for this model",
+            )
+
     def stage_blocks(self) -> list[list[BlockPlan]]:
         """The blocks of each stage, in order."""
         names = [b.name for b in self.blocks]

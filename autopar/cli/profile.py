@@ -56,18 +56,10 @@ def profile(
 def _measure(
     model: str | None, device: bool, cluster: Cluster, path: Path, micro_batches: list[int], budget: float
 ) -> Profile:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from autopar.profiler import profile_collectives, profile_device, profile_model
+    from autopar.report.progress import progress_bar
 
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task("starting", total=None)
-
-        def progress(done: int, total: int, what: str) -> None:
-            bar.update(line, completed=done, total=total or None, description=what)
-
+    with progress_bar("measuring") as progress:
         if device:
             return profile_device(cluster, path=path, budget_s=budget, progress=progress)
         if model is None:

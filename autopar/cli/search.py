@@ -63,18 +63,10 @@ def search(
 def _search(
     job: Any, where: Any, batch: int, precision: str, pins: dict[str, str], top: int, limit: float | None
 ) -> SearchResult:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from autopar.planner.planner import search as search_plans
+    from autopar.report.progress import progress_bar
 
-    columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task("capturing", total=None)
-
-        def progress(done: int, total: int, what: str) -> None:
-            bar.update(line, completed=done, total=total, description=what)
-
+    with progress_bar("searching", start="capturing") as progress:
         return search_plans(job, where, batch, precision, pins, top, limit, progress)
 
 

@@ -5,6 +5,7 @@ Read from :class:`autopar.sharding.resolve.ResolvedBlock`, the same description 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -86,23 +87,17 @@ def collectives_of(graph: OpGraph, resolved: ResolvedBlock) -> tuple[Collective,
     for edge in resolved.edges:
         item = graph.nodes[edge.producer].meta.dtype.itemsize if graph.nodes[edge.producer].outputs else 0
         for step in edge.steps:
-            size = item * _numel(step.shape)
+            size = item * math.prod(step.shape)
             for kind, direction in ((step.conversion.forward, "forward"), (step.conversion.backward, "backward")):
                 if kind:
                     found.append(Collective(kind, step.axis, size, direction))
     for chosen in resolved.strategies.values():
         for axis, strategy in chosen.items():
             found.extend(
-                Collective(one.kind, axis, one.itemsize * _numel(one.shape), one.direction) for one in strategy.internal
+                Collective(one.kind, axis, one.itemsize * math.prod(one.shape), one.direction)
+                for one in strategy.internal
             )
     return tuple(found)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def placement_at(resolved: ResolvedBlock, edge: Edge) -> dict[str, Placement]:
@@ -183,7 +178,7 @@ def local_bytes(graph: OpGraph, resolved: ResolvedBlock, name: str, placed: dict
     """Bytes of one device's part of a node's first result."""
     meta = graph.nodes[name].meta
     split = [(p, resolved.sizes[a]) for a, p in placed.items()]
-    return _numel(local_shape(meta.shape, split)) * meta.dtype.itemsize
+    return math.prod(local_shape(meta.shape, split)) * meta.dtype.itemsize
 
 
 def boundary_bytes(graph: OpGraph, resolved: ResolvedBlock) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -208,7 +203,7 @@ def workspace_of(graph: OpGraph, resolved: ResolvedBlock) -> int:
         if node.is_view:
             continue
         split = [(p, resolved.sizes[a]) for a, p in resolved.placement_of(name).items()]
-        largest = max(largest, sum(_numel(local_shape(m.shape, split)) * m.dtype.itemsize for m in node.outputs))
+        largest = max(largest, sum(math.prod(local_shape(m.shape, split)) * m.dtype.itemsize for m in node.outputs))
     return 2 * largest
 
 

@@ -26,6 +26,7 @@ from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob
 from autopar.plan import Plan
+from autopar.sharding.resolve import check_blocks
 from autopar.units import GIB
 
 ADAMW_TRAFFIC = 7  # fp32 values read and written per parameter: p, g, m, v in; p, m, v out
@@ -116,19 +117,14 @@ def estimate(job: TrainingJob, plan: Plan, cluster: Cluster) -> Estimate:
             "Search a plan for this cluster",
         )
     engine = Engine(lambda batch: capture(job, batch), cluster, plan.precision)
-    found = engine.graph(plan.micro_batch).fingerprint
-    if found != plan.model.fingerprint:
-        raise PlanError(
-            f"the plan was made for a model with fingerprint {plan.model.fingerprint}, {job.source} has {found}",
-            "Search again for this model",
-        )
+    plan.check_model(engine.graph(plan.micro_batch).fingerprint, job.source)
     return engine.estimate(plan)
 
 
 def estimate_plan(engine: Engine, plan: Plan) -> Estimate:
     """Prices every stage, plays the schedule, adds what happens once per step."""
     graph = engine.graph(plan.micro_batch)
-    _check_blocks(graph, plan)
+    check_blocks(graph, plan)
     index = {b.name: b for b in graph.blocks}
     parts: list[list[Part]] = [
         [(index[b.name], b, engine.block_cost(graph, index[b.name], plan.layouts[b.layout], plan.mesh)) for b in stage]
@@ -165,13 +161,6 @@ def estimate_plan(engine: Engine, plan: Plan) -> Estimate:
         timeline=played,
         memory_limit=engine.cluster.memory_limit_bytes,
     )
-
-
-def _check_blocks(graph: OpGraph, plan: Plan) -> None:
-    have, want = [b.name for b in graph.blocks], [b.name for b in plan.blocks]
-    if have != want:
-        odd = next((n for n in want if n not in have), next((n for n in have if n not in want), "their order"))
-        raise PlanError(f"the plan's blocks are not the model's: {odd!r}", "Search again for this model")
 
 
 def _check_boundaries(plan: Plan, parts: list[Part]) -> None:

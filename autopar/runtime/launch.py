@@ -20,7 +20,7 @@ from autopar.errors import AutoparError, PlanError, RunError
 from autopar.model.capture import capture
 from autopar.model.spec import load
 from autopar.plan import Plan
-from autopar.runtime.parallelize import check_model, check_runnable
+from autopar.runtime.parallelize import check_runnable
 from autopar.runtime.trainer import Options
 from autopar.runtime.worker import work
 from autopar.sharding.resolve import resolve_plan
@@ -65,7 +65,7 @@ def check_plan(plan: Plan, source: str) -> None:
     """
     check_runnable(plan)
     graph = capture(load(source), plan.micro_batch)
-    check_model(plan, graph, source)
+    plan.check_model(graph.fingerprint, source)
     resolve_plan(graph, plan)
 
 

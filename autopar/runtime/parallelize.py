@@ -42,23 +42,9 @@ def parallelize(job: TrainingJob, plan: Plan) -> ParallelModel:
     """
     check_runnable(plan)
     graph = capture(job, plan.micro_batch)
-    check_model(plan, graph, job.source)
+    plan.check_model(graph.fingerprint, job.source)
     resolved = resolve_plan(graph, plan)
     return ParallelModel(job, plan, graph, resolved, build_topology(plan))
-
-
-def check_model(plan: Plan, graph: OpGraph, source: str) -> None:
-    """Refuses a plan that was made for another model.
-
-    Raises:
-        PlanError: names both fingerprints.
-    """
-    if graph.fingerprint != plan.model.fingerprint:
-        raise PlanError(
-            f"the plan was made for a model with fingerprint {plan.model.fingerprint}, {source} has "
-            f"{graph.fingerprint}",
-            "Search again for this model",
-        )
 
 
 def check_runnable(plan: Plan) -> None:

@@ -322,11 +322,11 @@ def conversion_steps(
     return tuple(steps)
 
 
-def resolve_plan(graph: OpGraph, plan: Plan) -> dict[str, ResolvedBlock]:
-    """Resolves every block of a plan and checks that neighbours agree on what crosses between them.
+def check_blocks(graph: OpGraph, plan: Plan) -> None:
+    """Refuses a plan whose blocks are not the model's, in their order.
 
     Raises:
-        PlanError: blocks are missing or unknown, a boundary activation or a shared parameter has two placements.
+        PlanError: names the first block that is odd.
     """
     have, want = [b.name for b in graph.blocks], [b.name for b in plan.blocks]
     if have != want:
@@ -335,6 +335,15 @@ def resolve_plan(graph: OpGraph, plan: Plan) -> dict[str, ResolvedBlock]:
             f"the plan's blocks are not the model's: {odd!r}",
             f"The model has: {', '.join(have[:12])}{' ...' if len(have) > 12 else ''}",
         )
+
+
+def resolve_plan(graph: OpGraph, plan: Plan) -> dict[str, ResolvedBlock]:
+    """Resolves every block of a plan and checks that neighbours agree on what crosses between them.
+
+    Raises:
+        PlanError: blocks are missing or unknown, a boundary activation or a shared parameter has two placements.
+    """
+    check_blocks(graph, plan)
     resolved: dict[str, ResolvedBlock] = {}
     crossing: dict[str, dict[str, Placement]] = {}
     for block, chosen in zip(graph.blocks, plan.blocks, strict=True):

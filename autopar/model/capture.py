@@ -21,12 +21,13 @@ from autopar.model.spec import TrainingJob
 PREFIX = "model."  # the user's model inside the LossModule
 
 
-def capture(job: TrainingJob, batch_size: int) -> OpGraph:
+def capture(job: TrainingJob, batch_size: int, device: str = "cpu") -> OpGraph:
     """Captures model and loss as an operator graph.
 
     Args:
         job: the model.
         batch_size: samples of the micro-batch that the shapes are for.
+        device: type of the device that it will run on (``cpu``, ``cuda``); decides what attention keeps.
 
     Raises:
         CaptureError: the model cannot be exported (data-dependent control flow, an operator without a fake rule);
@@ -38,7 +39,7 @@ def capture(job: TrainingJob, batch_size: int) -> OpGraph:
         batch = job.flatten_batch(job.example_batch(batch_size))
     inputs = {k: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") for k, v in batch.items()}
     exported = functional(_export(job, module.to("meta"), inputs))
-    return _Builder(module, exported, batch_size).build()
+    return _Builder(module, exported, batch_size, device).build()
 
 
 def _export(job: TrainingJob, module: nn.Module, inputs: dict[str, torch.Tensor]) -> ExportedProgram:
@@ -66,12 +67,13 @@ def _user_line(error: BaseException, source: str) -> str:
 class _Builder:
     """Turns an exported program into an OpGraph."""
 
-    def __init__(self, module: nn.Module, exported: ExportedProgram, batch_size: int) -> None:
-        self.module, self.exported, self.batch_size = module, exported, batch_size
+    def __init__(self, module: nn.Module, exported: ExportedProgram, batch_size: int, device: str) -> None:
+        self.module, self.exported, self.batch_size, self.device = module, exported, batch_size, device
         self.graph, self.nodes = fx.Graph(), {}  # type: tuple[fx.Graph, dict[str, OpNode]]
         self.new: dict[fx.Node, fx.Node] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.laid_out: dict[str, tuple[Strided, ...]] = {}
+        self.roots: dict[str, tuple[tuple[str, int] | None, ...]] = {}  # per result, whose storage it is a view of
         self.known: dict[Any, OperatorFacts] = {}
         self.canonical, self.tied = _ties(module)
 
@@ -144,9 +146,11 @@ class _Builder:
             self._getitem(new, operands[0], int(new.args[1]))  # type: ignore[arg-type]
             return
         needs_grad = [self.nodes[name].requires_grad for name in operands]
-        facts = facts_of(node, [self.laid_out[name][0] for name in operands], needs_grad, self.known)
+        facts = facts_of(node, [self.laid_out[name][0] for name in operands], needs_grad, self.device, self.known)
         self.laid_out[new.name] = facts.outputs
-        viewed = None if facts.view_of is None else self.nodes[operands[facts.view_of]]
+        self.roots[new.name] = tuple(None if i is None else self._root(operands[i]) for i in facts.views)
+        shared = set(self.roots[new.name])
+        viewed = shared.pop() if len(shared) == 1 else None
         self.nodes[new.name] = OpNode(
             name=new.name,
             kind="op",
@@ -156,7 +160,8 @@ class _Builder:
             module=_module_path(node),
             source=_source_line(node),
             requires_grad=facts.requires_grad,
-            alias_of=(viewed.alias_of or viewed.name) if viewed else None,
+            alias_of=viewed[0] if viewed else None,
+            alias_output=viewed[1] if viewed else 0,
             forward_flops=facts.forward_flops,
             backward_flops=facts.backward_flops,
             saved=facts.saved_tensors(new.name, operands, self.nodes),
@@ -165,6 +170,7 @@ class _Builder:
     def _getitem(self, node: fx.Node, producer: str, index: int) -> None:
         """One of several results."""
         whole, one = self.nodes[producer], self.laid_out[producer][index]
+        alias_of, alias_output = self.roots[producer][index] or (producer, index)
         self.laid_out[node.name] = (one,)
         self.nodes[node.name] = OpNode(
             name=node.name,
@@ -175,8 +181,14 @@ class _Builder:
             module=whole.module,
             source=whole.source,
             requires_grad=whole.requires_grad and one.dtype.is_floating_point,
-            alias_of=whole.alias_of or producer,
+            alias_of=alias_of,
+            alias_output=alias_output,
         )
+
+    def _root(self, name: str) -> tuple[str, int]:
+        """The node and the result whose storage a node's result is."""
+        node = self.nodes[name]
+        return (node.alias_of, node.alias_output) if node.alias_of is not None else (name, 0)
 
     def _loss(self, output: fx.Node) -> str:
         specs = self.exported.graph_signature.output_specs

@@ -1,11 +1,12 @@
 """Rewrites operators that change a tensor in place into ones that return a new tensor.
 
-The sharding rules and the runtime then see values that never change. Simple cases are renamed in the graph; where the
-changed tensor is a view of another, torch's own functionalization retraces the program.
+The sharding rules and the runtime then see values that never change. Changes of whole tensors and of slices are
+rewritten in the graph; where other views see the change, torch's own functionalization retraces the program.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -31,19 +32,76 @@ def _without_devices(exported: ExportedProgram) -> ExportedProgram:
 
 def _without_changes(exported: ExportedProgram) -> ExportedProgram:
     changing = [n for n in exported.graph.nodes if _changes_its_input(n)]
-    if not changing:
-        return exported
-    pairs = [(n, _twin(n)) for n in changing]
-    if any(twin is None or _shared(n.args[0]) for n, twin in pairs):
-        return _without_copies(exported.run_decompositions({}))
-    for node, twin in pairs:
-        assert twin is not None
-        changed = node.args[0]
-        assert isinstance(changed, fx.Node)
-        node.target = twin
-        later = _after(node)
-        changed.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)  # type: ignore[misc]
+    if not all(_can_rewrite(n) for n in changing):
+        return _without_clones(_without_copies(exported.run_decompositions({})))
+    for node in changing:
+        _rewrite(node)
     return _without_copies(exported)
+
+
+def _can_rewrite(node: fx.Node) -> bool:
+    """Whether the changed tensor is whole or a slice of one that the graph made, and seen later through itself only."""
+    chain = _chain(node.args[0])
+    if _twin(node) is None or chain is None:
+        return False
+    later = _after(node)
+    base, target = chain[0], chain[-1]
+    return all(view in (base, target) or view is node or not later & set(view.users) for view in _views(base, later))
+
+
+def _rewrite(node: fx.Node) -> None:
+    """``changed = op(target); base = slice_scatter(base, changed)`` for ``op_(slice(base))``."""
+    chain = _chain(node.args[0])
+    twin, later = _twin(node), _after(node)
+    assert chain is not None
+    assert twin is not None
+    node.target = twin
+    chain[-1].replace_all_uses_with(node, delete_user_cb=lambda user: user in later)
+    changed = node
+    for whole, part in zip(reversed(chain[:-1]), reversed(chain[1:]), strict=True):
+        with node.graph.inserting_after(changed):
+            changed = _call(node.graph, _SCATTERS[part.target], (whole, changed, *part.args[1:]), node)
+    if len(chain) > 1:
+        later = _after(changed)
+        chain[0].replace_all_uses_with(changed, delete_user_cb=lambda user: user in later)
+
+
+_SCATTERS: dict[Any, OpOverload] = {
+    torch.ops.aten.slice.Tensor: torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.select.int: torch.ops.aten.select_scatter.default,
+}
+
+
+def _chain(value: object) -> list[fx.Node] | None:
+    """From a tensor that the graph made to a slice of a slice of it; None if that is not what the value is."""
+    chain: list[fx.Node] = []
+    while isinstance(value, fx.Node) and value.target in _SCATTERS:
+        chain.insert(0, value)
+        value = value.args[0]
+    if not isinstance(value, fx.Node) or value.op != "call_function":
+        return None
+    made_by = value.args[0] if value.target is operator.getitem else value
+    return None if _may_view(made_by) else [value, *chain]  # type: ignore[arg-type]
+
+
+def _views(base: fx.Node, later: set[fx.Node]) -> set[fx.Node]:
+    """What may share the storage of a tensor and was made before a point."""
+    found: set[fx.Node] = set()
+    stack = [base]
+    while stack:
+        for user in stack.pop().users:
+            if user not in found and user not in later and (_may_view(user) or _changes_its_input(user)):
+                found.add(user)
+                stack.append(user)
+    return found
+
+
+def _without_clones(exported: ExportedProgram) -> ExportedProgram:
+    """Undoes what retracing makes of ``contiguous`` where meta tensors are laid out otherwise than others."""
+    for node in exported.graph.nodes:
+        if node.target is torch.ops.aten.clone.default and node.kwargs.get("memory_format") is torch.contiguous_format:
+            node.target, node.kwargs = torch.ops.aten.contiguous.default, {}
+    return exported
 
 
 def _without_copies(exported: ExportedProgram) -> ExportedProgram:
@@ -67,7 +125,7 @@ def _call(graph: fx.Graph, target: OpOverload, args: tuple[Any, ...], like: fx.N
     """A new call with the place in the source of another."""
     made = graph.call_function(target, args)
     made.meta = dict(like.meta)
-    made.meta["val"] = target(args[0].meta["val"], *args[1:])
+    made.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
     return made
 
 
@@ -86,13 +144,6 @@ def _twin(node: fx.Node) -> OpOverload | None:
         return None
     twin = getattr(packet, target._overloadname, None)
     return twin if isinstance(twin, OpOverload) and not twin._schema.is_mutable else None
-
-
-def _shared(value: object) -> bool:
-    """Whether a value shares its storage with another value of the graph, or comes from outside."""
-    if not isinstance(value, fx.Node) or value.op != "call_function":
-        return True
-    return _may_view(value) or any(_may_view(user) for user in value.users)
 
 
 def _may_view(node: fx.Node) -> bool:

@@ -64,6 +64,7 @@ class OpNode:
         source: ``file:line`` of the user's code.
         requires_grad: whether its (floating) output carries gradient.
         alias_of: the node whose storage it shares (views), or None.
+        alias_output: which output of that node.
         forward_flops, backward_flops: as torch.utils.flop_counter counts (a multiply-add is 2).
         saved: what autograd keeps for this node's backward; deduplicate by (source, output) over a block.
     """
@@ -77,6 +78,7 @@ class OpNode:
     source: str = ""
     requires_grad: bool = False
     alias_of: str | None = None
+    alias_output: int = 0
     forward_flops: int = 0
     backward_flops: int = 0
     saved: tuple[Saved, ...] = ()

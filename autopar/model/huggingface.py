@@ -12,6 +12,7 @@ from torch import nn
 
 from autopar.errors import ModelError
 from autopar.model.experts import register_experts
+from autopar.model.masks import register_masks, without_packing
 from autopar.model.spec import Batch, TrainingJob, default_loss, default_optimizer
 
 DEFAULT_LENGTH = 2048
@@ -106,10 +107,14 @@ def _builder(transformers: Any, config: Any, path: Path) -> tuple[str, Callable[
         config.use_cache = False
         if name == "CLIPModel":
             config.return_loss = True
-        options: dict[str, Any] = {"attn_implementation": "sdpa" if fused else "eager", "dtype": torch.float32}
+        options: dict[str, Any] = {
+            "attn_implementation": register_masks() if fused else "eager",
+            "dtype": torch.float32,
+        }
         if architecture._can_set_experts_implementation():
             options["experts_implementation"] = register_experts()
         model: nn.Module = architecture._from_config(config, **options)
+        model.forward = without_packing(model.forward)
         if name == "CLIPModel":
             model = _WithLoss(model)
         return model.train()

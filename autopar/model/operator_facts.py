@@ -1,8 +1,6 @@
 """Facts of one operator, found by running it alone on the meta device: FLOPs, layout of results, what autograd saves.
 
-Attention is the exception: the kernel that will run depends on the device, and all fused ones (FlashAttention, Dao et
-al. 2022, arXiv 2205.14135) keep query, key, value, output and one log-sum-exp per row, and lay the output out as
-``[batch, length, heads, width]``; the meta device would show the unfused kernel.
+Attention is the exception, see :mod:`autopar.model.attention_facts`.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from autopar.model.attention_facts import dropout_of, fused_output, fused_saves, is_fused
 from autopar.model.graph import OpNode, Saved, TensorMeta
 
 
@@ -46,13 +45,13 @@ class OperatorFacts:
     """What one call of an operator does.
 
     Attributes:
-        view_of: index of the operand whose storage the results share, or None.
+        views: per result, the index of the operand whose storage it shares, or None.
         saved: kept tensors: ("input", i), ("output", i), or a meta of a tensor of its own.
     """
 
     outputs: tuple[Strided, ...]
     requires_grad: bool
-    view_of: int | None
+    views: tuple[int | None, ...]
     forward_flops: int
     backward_flops: int
     saved: tuple[tuple[str, int] | TensorMeta, ...]
@@ -68,15 +67,16 @@ class OperatorFacts:
             if which == "output":
                 found.append(Saved(name, self.outputs[index].meta, index))
                 continue
-            root = nodes[operands[index]]
-            root = nodes[root.alias_of] if root.alias_of is not None else root
-            if root.kind == "op" and all(s.source != root.name for s in found):
-                found.append(Saved(root.name, root.meta))
+            operand = nodes[operands[index]]
+            root = nodes[operand.alias_of] if operand.alias_of is not None else operand
+            output = operand.alias_output
+            if root.kind == "op" and all((s.source, s.output) != (root.name, output) for s in found):
+                found.append(Saved(root.name, root.outputs[output], output))
         return tuple(found)
 
 
 def facts_of(
-    node: fx.Node, operands: Sequence[Strided], needs_grad: Sequence[bool], known: dict[Any, OperatorFacts]
+    node: fx.Node, operands: Sequence[Strided], needs_grad: Sequence[bool], device: str, known: dict[Any, OperatorFacts]
 ) -> OperatorFacts:
     """Runs an exported operator on meta tensors.
 
@@ -84,17 +84,18 @@ def facts_of(
         node: a call_function node whose tensor operands are single tensors.
         operands: one per tensor operand, in order of appearance.
         needs_grad: per tensor operand.
+        device: type of the device that it will run on.
         known: facts by signature, filled as we go, so that repeated layers cost nothing.
     """
     flat, _ = pytree.tree_flatten((node.args, dict(node.kwargs)))
     attributes = tuple("tensor" if isinstance(a, fx.Node) else repr(a) for a in flat)
     key = (str(node.target), tuple(operands), tuple(needs_grad), attributes)
     if key not in known:
-        known[key] = _run(node, operands, needs_grad)
+        known[key] = _run(node, operands, needs_grad, device)
     return known[key]
 
 
-def _run(node: fx.Node, operands: Sequence[Strided], needs_grad: Sequence[bool]) -> OperatorFacts:
+def _run(node: fx.Node, operands: Sequence[Strided], needs_grad: Sequence[bool], device: str) -> OperatorFacts:
     values = [one.empty(grad) for one, grad in zip(operands, needs_grad, strict=True)]
     queue = iter(values)
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: next(queue))
@@ -112,35 +113,30 @@ def _run(node: fx.Node, operands: Sequence[Strided], needs_grad: Sequence[bool])
         if differentiable:
             torch.autograd.backward(differentiable, [torch.empty_like(v) for v in differentiable])
     home = {v.untyped_storage()._cdata: i for i, v in reversed(list(enumerate(values)))}
-    shared = {home.get(v.untyped_storage()._cdata) for v in outputs}
-    view_of = shared.pop() if len(shared) == 1 else None
-    if "scaled_dot_product_attention" in str(node.target):
-        laid_out: tuple[Strided, ...] = (Strided.of(_attention_output(outputs[0])),)
-        saved = _attention_saves(values, outputs[0]) if differentiable else ()
+    views = tuple(home.get(v.untyped_storage()._cdata) for v in outputs)
+    attends = node.target is torch.ops.aten.scaled_dot_product_attention.default
+    if attends and is_fused(values[:4], dropout_of(args, kwargs), device):
+        laid_out: tuple[Strided, ...] = (Strided.of(fused_output(values[0], outputs[0])),)
+        saved = fused_saves(values[:4], outputs[0]) if differentiable else ()
     else:
         laid_out = tuple(Strided.of(v) for v in outputs)
-        saved = _saved(kept, values, outputs, view_of)
+        saved = _saved(kept, values, outputs)
     flops = forward.get_total_flops(), backward.get_total_flops()
-    return OperatorFacts(laid_out, bool(differentiable), view_of, *flops, saved)
+    return OperatorFacts(laid_out, bool(differentiable), views, *flops, saved)
 
 
 def _saved(
-    kept: list[torch.Tensor], values: list[torch.Tensor], outputs: list[torch.Tensor], view_of: int | None
+    kept: list[torch.Tensor], values: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> tuple[tuple[str, int] | TensorMeta, ...]:
     """Kept storages, each once, as operands, results or tensors of the operator's own."""
-    home: dict[int, tuple[str, int]] = {}
-    if view_of is None:
-        home.update({v.untyped_storage()._cdata: ("output", i) for i, v in enumerate(outputs)})
+    home = {v.untyped_storage()._cdata: ("output", i) for i, v in enumerate(outputs)}
     home.update({v.untyped_storage()._cdata: ("input", i) for i, v in reversed(list(enumerate(values)))})
     own = {t.untyped_storage()._cdata: t for t in kept}
-    return tuple(home.get(key) or TensorMeta(tuple(t.shape), t.dtype) for key, t in own.items())
+    return tuple(home.get(key) or _storage(t) for key, t in own.items())
 
 
-def _attention_output(out: torch.Tensor) -> torch.Tensor:
-    """The output as fused kernels lay it out."""
-    return torch.empty_like(out.transpose(-3, -2), memory_format=torch.contiguous_format).transpose(-3, -2)
-
-
-def _attention_saves(values: list[torch.Tensor], out: torch.Tensor) -> tuple[tuple[str, int] | TensorMeta, ...]:
-    operands = [("input", i) for i in range(len(values[:4]))]
-    return (*operands, ("output", 0), TensorMeta(tuple(out.shape[:-1]), torch.float32))
+def _storage(tensor: torch.Tensor) -> TensorMeta:
+    """A kept tensor; the whole of its storage where it is a view of more, or repeats less."""
+    nbytes = tensor.untyped_storage().nbytes()
+    whole = nbytes == tensor.numel() * tensor.itemsize
+    return TensorMeta(tuple(tensor.shape) if whole else (nbytes // tensor.itemsize,), tensor.dtype)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from autopar.errors import CaptureError
 from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob, load
-from autopar.model.summary import saved_bytes
+from tests.model.against_torch import check_flops, check_gradients, check_parameters, check_saved, run_graph
 
 ZOO = Path(__file__).parents[2] / "autopar/zoo"
 MODELS = ["gpt", "gpt_tied", "mlp", "moe", "seq2seq", "vit"]
@@ -32,71 +28,20 @@ def graph(job: TrainingJob) -> OpGraph:
 
 
 def test_parameters_equal_the_state_dict(job: TrainingJob, graph: OpGraph) -> None:
-    state = job.build_model().state_dict()
-    also = {name for names in graph.tied.values() for name in names}
-    unique = {k: tuple(v.shape) for k, v in state.items() if k not in also}
-    assert {n.op: n.meta.shape for n in graph.of_kind("parameter")} == unique
+    check_parameters(job, graph)
     assert graph.parameter_count == sum(p.numel() for p in job.build_model().parameters())
 
 
 def test_flops_equal_torchs_counter(job: TrainingJob, graph: OpGraph) -> None:
-    module = job.loss_module()
-    batch = job.flatten_batch(job.example_batch(4))
-    with sdpa_kernel(SDPBackend.MATH):  # the counter does not know the CPU's fused attention
-        with FlopCounterMode(display=False) as forward:
-            loss = module(**batch)
-        with FlopCounterMode(display=False) as backward:
-            loss.backward()
-    assert graph.forward_flops == forward.get_total_flops()
-    assert graph.backward_flops == backward.get_total_flops()
+    check_flops(job, graph)
 
 
 def test_saved_activations_equal_what_autograd_keeps(job: TrainingJob, graph: OpGraph) -> None:
-    module = job.loss_module()
-    batch = job.flatten_batch(job.example_batch(4))
-    apart = {p.untyped_storage().data_ptr() for p in [*module.parameters(), *batch.values()]}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in apart:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        loss = module(**batch)
-    assert saved_bytes(graph, graph.blocks) == sum(kept.values())
-    del loss
-
-
-def run_graph(graph: OpGraph, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Runs the captured operators on real weights."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    values: dict[fx.Node, Any] = {}
-    for node in graph.fx_graph.nodes:
-        if node.op == "placeholder":
-            values[node] = batch[str(node.target)]
-        elif node.op == "get_attr":
-            values[node] = tensors.get(str(node.target), graph.constants.get(str(node.target)))
-        elif node.op == "call_function":
-            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-            values[node] = node.target(*args, **{k: "cpu" if k == "device" else v for k, v in kwargs.items()})
-    return values[graph.fx_node(graph.loss)]
+    check_saved(job, graph)
 
 
 def test_the_graph_computes_the_models_loss_and_gradients(job: TrainingJob, graph: OpGraph) -> None:
-    torch.manual_seed(0)
-    module = job.loss_module()
-    batch = job.flatten_batch(job.example_batch(4))
-    expected = module(**batch)
-    expected.backward()
-    want = {k: p.grad.clone() for k, p in module.model.named_parameters() if p.grad is not None}
-    module.zero_grad()
-    got = run_graph(graph, module.model, batch)
-    got.backward()
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    for name, parameter in module.model.named_parameters():
-        torch.testing.assert_close(parameter.grad, want[name], rtol=1e-5, atol=1e-5)
+    check_gradients(job, graph)
 
 
 def test_blocks_form_a_chain_over_all_operators(graph: OpGraph) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,7 +24,12 @@ def _entry(rank: int, store: str, world: int, function: Callable[..., Any], args
     try:
         function(*args)
     finally:
+        gc.collect()  # models in reference cycles hold tensors and subgroups
         dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A gloo thread that frees a tensor while Python finalizes aborts the process (pytorch/pytorch#179291).
+    os._exit(0)
 
 
 def spawn(world: int, function: Callable[..., Any], *args: Any) -> None:

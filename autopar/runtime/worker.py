@@ -6,6 +6,7 @@ Started by :mod:`autopar.runtime.launch` as ``python -m autopar.runtime.worker O
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -47,6 +48,7 @@ def work(plan: Plan, source: str, options: Options, timeout_s: float, init_metho
         return train(parallelize(load(source), plan), options)
     finally:
         if dist.is_initialized():
+            gc.collect()  # a gloo thread that frees a tensor while Python finalizes would abort (pytorch#179291)
             dist.destroy_process_group()
 
 

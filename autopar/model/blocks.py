@@ -60,7 +60,7 @@ def _runs(order: list[str], nodes: dict[str, OpNode]) -> list[tuple[str, list[st
             runs[-1][1].append(name)
         else:
             runs.append((path, [name]))
-    runs = _merge_small(runs, nodes)
+    runs = _merge_small(_with_tails(runs, nodes), nodes)
     names: set[str] = set()
     named: list[tuple[str, list[str]]] = []
     for i, (path, members) in enumerate(runs):
@@ -73,12 +73,37 @@ def _runs(order: list[str], nodes: dict[str, OpNode]) -> list[tuple[str, list[st
     return named
 
 
+def _with_tails(runs: list[tuple[str, list[str]]], nodes: dict[str, OpNode]) -> list[tuple[str, list[str]]]:
+    """Gives the last member of a list the operators (a residual sum) that follow each of the others.
+
+    Those of the others form runs of their own between two members; after the last member they begin a longer run.
+    """
+    lists = [path.rpartition(".")[0] if path else "" for path, _ in runs]
+    usual: dict[str, list[str]] = {}
+    for i in range(len(runs) - 2):
+        if runs[i][0] and not runs[i + 1][0] and lists[i] == lists[i + 2]:
+            usual.setdefault(lists[i], [nodes[m].op for m in runs[i + 1][1]])
+    found: list[tuple[str, list[str]]] = []
+    for i, (path, members) in enumerate(runs):
+        tail = usual.get(lists[i - 1], []) if i and not path and found[-1][0] else []
+        if tail and len(members) > len(tail) and [nodes[m].op for m in members[: len(tail)]] == tail:
+            found[-1][1].extend(members[: len(tail)])
+            members = members[len(tail) :]
+        found.append((path, list(members)))
+    return found
+
+
 def _merge_small(runs: list[tuple[str, list[str]]], nodes: dict[str, OpNode]) -> list[tuple[str, list[str]]]:
-    """Joins a run without parameters (an activation between two layers) to the one before it."""
+    """Joins a run without parameters (an activation between two layers) to the one before it.
+
+    Not the last one (the loss) to a member of a list, which would make it unlike the others.
+    """
     merged: list[tuple[str, list[str]]] = []
-    for path, members in runs:
+    for i, (path, members) in enumerate(runs):
         heavy = any(nodes[p].kind == "parameter" for m in members for p in nodes[m].inputs)
-        if merged and not heavy:
+        if i == len(runs) - 1 and i > 1 and not path and runs[i - 1][0]:
+            merged.append((path, list(members)))
+        elif merged and not heavy:
             merged[-1][1].extend(members)
         else:
             merged.append((path, list(members)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import warnings
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from autopar.errors import AutoparError, CaptureError
 from autopar.model.blocks import find_blocks
 from autopar.model.functional import functional
 from autopar.model.graph import NodeKind, OpGraph, OpNode, TensorMeta
-from autopar.model.operator_facts import OperatorFacts, Strided, facts_of
+from autopar.model.lasting import refuse_new_buffers
+from autopar.model.operator_facts import OperatorFacts, Strided, differentiable, facts_of
+from autopar.model.origin import module_path, source_line
 from autopar.model.spec import TrainingJob
 
 PREFIX = "model."  # the user's model inside the LossModule
@@ -44,7 +47,9 @@ def capture(job: TrainingJob, batch_size: int, device: str = "cpu") -> OpGraph:
 
 def _export(job: TrainingJob, module: nn.Module, inputs: dict[str, torch.Tensor]) -> ExportedProgram:
     try:
-        return torch.export.export(module, (), kwargs=inputs, strict=False)
+        with warnings.catch_warnings(), refuse_new_buffers(module.get_submodule("model")):
+            warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")  # LSTM
+            return torch.export.export(module, (), kwargs=inputs, strict=False)
     except AutoparError:
         raise
     except Exception as error:
@@ -157,8 +162,8 @@ class _Builder:
             op=str(node.target),
             inputs=tuple(operands),
             outputs=tuple(one.meta for one in facts.outputs),
-            module=_module_path(node),
-            source=_source_line(node),
+            module=module_path(node),
+            source=source_line(node),
             requires_grad=facts.requires_grad,
             alias_of=viewed[0] if viewed else None,
             alias_output=viewed[1] if viewed else 0,
@@ -180,7 +185,7 @@ class _Builder:
             outputs=(one.meta,),
             module=whole.module,
             source=whole.source,
-            requires_grad=whole.requires_grad and one.dtype.is_floating_point,
+            requires_grad=whole.requires_grad and differentiable(one.dtype),
             alias_of=alias_of,
             alias_output=alias_output,
         )
@@ -191,13 +196,6 @@ class _Builder:
         return (node.alias_of, node.alias_output) if node.alias_of is not None else (name, 0)
 
     def _loss(self, output: fx.Node) -> str:
-        specs = self.exported.graph_signature.output_specs
-        mutated = [s.target for s in specs if s.kind.name == "BUFFER_MUTATION"]
-        if mutated:
-            raise CaptureError(
-                f"the forward pass changes the buffer {mutated[0]!r}",
-                "Keep the model free of state that forward changes",
-            )
         results: Any = output.args[0]
         return self.new[results[0]].name
 
@@ -213,22 +211,6 @@ def _ties(module: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]
             key = canonical[name].removeprefix(PREFIX)
             tied[key] = (*tied.get(key, ()), name.removeprefix(PREFIX))
     return canonical, tied
-
-
-def _module_path(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
-    return str(path).removeprefix("model").removeprefix(".")
-
-
-def _source_line(node: fx.Node) -> str:
-    """The innermost line outside torch."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
-    frames = [line for line in lines if line.startswith("File ") and "/torch/" not in line]
-    if not frames:
-        return ""
-    file, line = frames[-1].split('"')[1], frames[-1].split("line ")[1].split(",")[0]
-    return f"{file}:{line}"
 
 
 def _tokens(nodes: dict[str, OpNode], batch_size: int) -> int:

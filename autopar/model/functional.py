@@ -14,9 +14,18 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
+from autopar.model.lasting import changes_its_input, counts_batches, refuse_lasting_changes, restore_statistics
+from autopar.model.regions import inline_regions
+
 
 def functional(exported: ExportedProgram) -> ExportedProgram:
-    """The program without in-place operators, and without the device of the trace in moves of tensors."""
+    """The program without in-place operators, and without the device of the trace in moves of tensors.
+
+    Raises:
+        CaptureError: it changes an input, a parameter, or a buffer other than a batch norm's.
+    """
+    exported = inline_regions(exported)
+    refuse_lasting_changes(exported)
     return _without_devices(_without_changes(exported))
 
 
@@ -31,9 +40,11 @@ def _without_devices(exported: ExportedProgram) -> ExportedProgram:
 
 
 def _without_changes(exported: ExportedProgram) -> ExportedProgram:
-    changing = [n for n in exported.graph.nodes if _changes_its_input(n)]
+    changing = [n for n in exported.graph.nodes if changes_its_input(n) and not counts_batches(n)]
     if not all(_can_rewrite(n) for n in changing):
-        return _without_clones(_without_copies(exported.run_decompositions({})))
+        exported = exported.run_decompositions({})
+        restore_statistics(exported)
+        return _without_clones(_without_copies(exported))
     for node in changing:
         _rewrite(node)
     return _without_copies(exported)
@@ -90,7 +101,7 @@ def _views(base: fx.Node, later: set[fx.Node]) -> set[fx.Node]:
     stack = [base]
     while stack:
         for user in stack.pop().users:
-            if user not in found and user not in later and (_may_view(user) or _changes_its_input(user)):
+            if user not in found and user not in later and (_may_view(user) or changes_its_input(user)):
                 found.add(user)
                 stack.append(user)
     return found
@@ -127,10 +138,6 @@ def _call(graph: fx.Graph, target: OpOverload, args: tuple[Any, ...], like: fx.N
     made.meta = dict(like.meta)
     made.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
     return made
-
-
-def _changes_its_input(node: fx.Node) -> bool:
-    return node.op == "call_function" and isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _twin(node: fx.Node) -> OpOverload | None:

@@ -1,6 +1,7 @@
 """Facts of one operator, found by running it alone on the meta device: FLOPs, layout of results, what autograd saves.
 
-Attention is the exception, see :mod:`autopar.model.attention_facts`.
+The exceptions are attention and bags of embeddings, see :mod:`autopar.model.attention_facts` and
+:mod:`autopar.model.bag_facts`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from autopar.model.attention_facts import dropout_of, fused_output, fused_saves, is_fused
+from autopar.model.bag_facts import on_cpu
 from autopar.model.graph import OpNode, Saved, TensorMeta
+
+
+def differentiable(dtype: torch.dtype) -> bool:
+    """Whether tensors of this dtype carry gradients."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Strided:
     def empty(self, requires_grad: bool = False) -> torch.Tensor:
         """A meta tensor like it."""
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        return made.requires_grad_(requires_grad and self.dtype.is_floating_point)
+        return made.requires_grad_(requires_grad and differentiable(self.dtype))
 
     @property
     def meta(self) -> TensorMeta:
@@ -120,6 +127,8 @@ def _run(node: fx.Node, operands: Sequence[Strided], needs_grad: Sequence[bool],
         saved = fused_saves(values[:4], outputs[0]) if differentiable else ()
     else:
         laid_out = tuple(Strided.of(v) for v in outputs)
+        if node.target is torch.ops.aten.embedding_bag.padding_idx and device == "cpu":
+            laid_out = on_cpu(args, laid_out)
         saved = _saved(kept, values, outputs)
     flops = forward.get_total_flops(), backward.get_total_flops()
     return OperatorFacts(laid_out, bool(differentiable), views, *flops, saved)

@@ -29,7 +29,8 @@ class TrainingJob:
         source: what :func:`load` was given, with an absolute path.
         name: a short name for tables.
         build_model: makes a fresh module; allocates nothing under ``torch.device("meta")``.
-        example_batch: batch size -> dict or tuple of tensors with the samples in dimension 0.
+        example_batch: batch size -> dict or tuple of tensors with the samples in dimension 0, and of settings
+            (numbers, flags, text) that are the same in every batch.
         compute_loss: (output, batch) -> scalar loss, the mean over the batch.
         build_optimizer: parameters -> optimizer.
         build_dataset: split name -> map-style dataset, or None.
@@ -44,40 +45,48 @@ class TrainingJob:
     build_dataset: Callable[[str], Any] | None = None
 
     def flatten_batch(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The tensors of a batch by name; a tuple's are named by position (``arg0``).
-
-        Raises:
-            ModelError: a value is not a tensor.
-        """
-        named = batch if isinstance(batch, dict) else {f"arg{i}": value for i, value in enumerate(batch)}
-        for key, value in named.items():
-            if not isinstance(value, torch.Tensor):
-                raise ModelError(
-                    f"example_batch gives {key!r} as {type(value).__name__}", "Give tensors; keep settings in the model"
-                )
-        return dict(named)
+        """The tensors of a batch by name; a tuple's are named by position (``arg0``)."""
+        return {key: value for key, value in by_name(batch).items() if isinstance(value, torch.Tensor)}
 
     def loss_module(self) -> LossModule:
         """A fresh model with its loss: batch tensors by name in, scalar loss out."""
-        return LossModule(self.build_model(), self, isinstance(self.example_batch(2), dict))
+        return LossModule(self.build_model(), self, self.example_batch(2))
+
+
+def by_name(batch: Batch) -> dict[str, Any]:
+    """The values of a batch by name; a tuple's are named by position (``arg0``)."""
+    return dict(batch) if isinstance(batch, dict) else {f"arg{i}": value for i, value in enumerate(batch)}
+
+
+def settings_of(batch: Batch) -> dict[str, Any]:
+    """The values of a batch that are no tensors: numbers, flags, text; the same in every batch."""
+    return {key: value for key, value in by_name(batch).items() if not isinstance(value, torch.Tensor)}
 
 
 class LossModule(nn.Module):
-    """The user's model and loss as one module; what is captured and what one process would train."""
+    """The user's model and loss as one module; what is captured and what one process would train.
 
-    def __init__(self, model: nn.Module, job: TrainingJob, keyed: bool) -> None:
+    Args:
+        model: the user's.
+        job: for its loss.
+        example: a batch; says in which form the model takes one, and its settings.
+    """
+
+    def __init__(self, model: nn.Module, job: TrainingJob, example: Batch) -> None:
         super().__init__()
-        self.model, self._job, self._keyed = model, job, keyed
+        self.model, self._job, self._keyed = model, job, isinstance(example, dict)
+        self._settings, self._order = settings_of(example), tuple(by_name(example))
         accepted = inspect.signature(model.forward).parameters
         self._any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
         self._accepted = set(accepted)
 
     def forward(self, **batch: torch.Tensor) -> torch.Tensor:
         """Scalar loss of the batch."""
+        whole = {key: batch[key] if key in batch else self._settings[key] for key in self._order}
         if self._keyed:
-            output = self.model(**{k: v for k, v in batch.items() if self._any or k in self._accepted})
-            return self._job.compute_loss(output, batch)
-        values = tuple(batch.values())
+            output = self.model(**{k: v for k, v in whole.items() if self._any or k in self._accepted})
+            return self._job.compute_loss(output, whole)
+        values = tuple(whole.values())
         positional = [
             p
             for p in inspect.signature(self.model.forward).parameters.values()
@@ -199,5 +208,25 @@ def _check_batch(job: TrainingJob) -> None:
     batch = job.example_batch(2)
     if not isinstance(batch, dict | tuple):
         raise ModelError(f"example_batch(2) gives {type(batch).__name__}", "Return a dict or a tuple of tensors")
-    if not job.flatten_batch(batch):
+    tensors, settings = job.flatten_batch(batch), settings_of(batch)
+    if not tensors:
         raise ModelError("example_batch(2) is empty", "Return at least one tensor")
+    other = job.example_batch(3)
+    for key, value in settings.items():
+        if not isinstance(value, bool | int | float | str | None):
+            raise ModelError(
+                f"example_batch gives {key!r} as {type(value).__name__}",
+                "Give tensors, or settings (numbers, flags, text) that are the same in every batch",
+            )
+        if by_name(other).get(key) != value:
+            raise ModelError(
+                f"example_batch(2) gives {key}={value!r} and example_batch(3) {key}={by_name(other).get(key)!r}",
+                "Give what changes from batch to batch as a tensor with the samples in dimension 0",
+            )
+    for key, tensor in tensors.items():
+        sizes = [tuple(t.shape) for t in (tensor, job.flatten_batch(other)[key])]
+        if [size[:1] for size in sizes] != [(2,), (3,)]:
+            raise ModelError(
+                f"example_batch(2) gives {key!r} in the shape {sizes[0]}, example_batch(3) in {sizes[1]}",
+                "Give every tensor with the samples in dimension 0",
+            )

@@ -186,3 +186,88 @@ def test_changes_in_place_and_through_views_become_functional(tmp_path: Path) ->
     got = run_graph(graph, module.model, batch)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(torch.autograd.grad(got, [module.model.a.weight])[0], want)
+
+
+CHANGING = """
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(4))
+    def forward(self, x):
+        {change}
+        return self.a(x)
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+    def forward(self, x):
+        return self.inner(x).mean()
+def build_model():
+    return M()
+def example_batch(n):
+    return {{"x": torch.ones(n, 4)}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("self.seen.add_(x.mean(0))", "buffer 'inner.seen'"),
+        ("self.seen[1:] = x[0, 1:]", "buffer 'inner.seen'"),
+        ("x.mul_(2)", "input 'x'"),
+        ("x[:, 0].zero_()", "input 'x'"),
+        ("with torch.no_grad(): self.a.weight.mul_(0.9)", "parameter 'inner.a.weight'"),
+    ],
+)
+def test_a_lasting_change_in_forward_is_refused_with_its_module_and_line(
+    tmp_path: Path, change: str, what: str
+) -> None:
+    job = write(tmp_path, CHANGING.format(change=change))
+    with pytest.raises(CaptureError) as caught:
+        capture(job, 2)
+    assert f"changes the {what}" in str(caught.value)
+    assert "'inner'" in str(caught.value)
+    assert "model.py:11" in str(caught.value)
+
+
+REGIONS = """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+    def forward(self, x):
+        y = self.a(x)
+        with torch.no_grad():
+            z = self.b(y) * 2
+            with torch.enable_grad():
+                scale = z.square().sum()
+        with torch.autocast("cpu", enabled=False):
+            y = y.float() * 3
+        return (y / scale + z).mean()
+def build_model():
+    return M()
+def example_batch(n):
+    return {"x": torch.arange(n * 4.0).reshape(n, 4)}
+"""
+
+
+def test_regions_without_gradients_or_autocast_are_part_of_the_graph(tmp_path: Path) -> None:
+    job = write(tmp_path, REGIONS)
+    graph = capture(job, 2)
+    assert [n.op.split(".")[1] for n in graph.of_kind("op") if n.forward_flops] == ["linear", "linear"]
+    check_flops(job, graph)
+    check_saved(job, graph)
+    check_gradients(job, graph)
+
+
+def test_a_model_that_switches_autocast_on_is_refused_with_its_line(tmp_path: Path) -> None:
+    job = write(tmp_path, REGIONS.replace("enabled=False", "dtype=torch.bfloat16"))
+    with pytest.raises(CaptureError, match=r"switches autocast on.*model.py:16.*--precision"):
+        capture(job, 2)
+
+
+def test_a_buffer_that_forward_replaces_is_refused(tmp_path: Path) -> None:
+    job = write(tmp_path, CHANGING.format(change="self.seen = self.seen + x.mean(0)"))
+    with pytest.raises(CaptureError, match=r"changes the buffer 'inner.seen'"):
+        capture(job, 2)

@@ -71,7 +71,7 @@ def _measure(
         graphs = []
         for size in sorted(set(micro_batches)):
             progress(0, 0, f"capturing {size} samples")
-            graphs.append(capture(job, size))
+            graphs.append(capture(job, size, cluster.device.kind))
         return profile_model(graphs, cluster, path=path, budget_s=budget, model=model, progress=progress)
 
 

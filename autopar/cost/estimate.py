@@ -116,7 +116,7 @@ def estimate(job: TrainingJob, plan: Plan, cluster: Cluster) -> Estimate:
             f"the plan needs {plan.mesh.devices} devices, cluster {cluster.name!r} has {cluster.devices}",
             "Search a plan for this cluster",
         )
-    engine = Engine(lambda batch: capture(job, batch), cluster, plan.precision)
+    engine = Engine(lambda batch: capture(job, batch, cluster.device.kind), cluster, plan.precision)
     plan.check_model(engine.graph(plan.micro_batch).fingerprint, job.source)
     return engine.estimate(plan)
 

@@ -99,7 +99,7 @@ class Predictor:
             shape = Shape(
                 row, layers, row.seq_len // (row.cp or 1), (row.experts or 0) // (row.ep or 1), DTYPES[row.precision]
             )
-            self._graphs[key] = deepen(capture(job_of(shape), batch), row.layers - layers)
+            self._graphs[key] = deepen(capture(job_of(shape), batch, cluster_of(row).device.kind), row.layers - layers)
         return self._graphs[key]
 
     def _plan(self, engine: Engine, row: Row, choice: Choice, mesh: Mesh, micro: int, count: int) -> Plan:

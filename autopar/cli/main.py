@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 
 from autopar.cli.clusters import clusters
+from autopar.cli.compare import compare
 from autopar.cli.demo import demo
 from autopar.cli.devices import devices
 from autopar.cli.estimate import estimate
+from autopar.cli.explain import explain
 from autopar.cli.graph import graph
 from autopar.cli.init import init
 from autopar.cli.profile import profile
@@ -29,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (search, graph, estimate, run, profile, validate, init, devices, clusters, demo):
+for command in (search, graph, estimate, explain, compare, run, profile, validate, init, devices, clusters, demo):
     app.command()(command)
 
 

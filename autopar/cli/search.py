@@ -23,6 +23,7 @@ def search(
     forbid: Annotated[
         list[str] | None, typer.Option(help="A choice not to make, as tp=8 or recompute=full; repeat for more.")
     ] = None,
+    compare: Annotated[Path | None, typer.Option(help="A plan.json to show beside the baselines.")] = None,
     top: Annotated[int, typer.Option(help="How many plans to show.")] = 5,
     time_limit: Annotated[float | None, typer.Option(help="Seconds; then the best plan so far is taken.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the best plan.")] = None,
@@ -46,7 +47,10 @@ def search(
         _check_writable(output)
     where = load_cluster(cluster, profile)
     check_settings(global_batch, precision, top, where, time_limit)
-    found = _search(load(model), where, global_batch, precision, pins, top, time_limit)
+    job = load(model)
+    beside = [] if compare is None else [_beside(compare, job, where)]
+    found = _search(job, where, global_batch, precision, pins, top, time_limit)
+    found.baselines.extend(beside)
     if output is not None:
         found.plans[0].save(output)
     if json_output:
@@ -68,6 +72,17 @@ def _search(
 
     with progress_bar("searching", start="capturing") as progress:
         return search_plans(job, where, batch, precision, pins, top, limit, progress)
+
+
+def _beside(path: Path, job: Any, where: Any) -> tuple[str, Any, str]:
+    """A plan of the user's own as a baseline, estimated on this cluster."""
+    from autopar.plan import Plan
+    from autopar.report.subject import subject
+
+    about = subject(job, Plan.load(path), where)
+    over = "" if about.estimate.fits else f"needs {about.estimate.to_json()['peak_reserved_gib']:.2f} GiB per device"
+    estimated = about.plan.model_copy(update={"estimate": about.estimate.to_json()})
+    return path.stem, None if over else estimated, over
 
 
 def _check_writable(path: Path) -> None:

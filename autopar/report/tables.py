@@ -98,7 +98,12 @@ def why_it_wins(plans: Sequence[Plan], baselines: Sequence[Baseline]) -> str:
     keys = [k for k in mine if k in theirs and isinstance(mine[k], int | float)]
     saved = {k: theirs[k] - mine[k] for k in keys}
     gain = step_time_s(rival) / step_time_s(plans[0]) - 1
-    if not saved or gain <= 0:
+    if gain < 0:
+        return (
+            f"The {name} plan ({rival.mesh.describe()}) is predicted {-100 * gain:.0f}% faster than "
+            f"{plans[0].mesh.describe()}, the best of what was asked for."
+        )
+    if not saved or gain == 0:
         return f"{plans[0].mesh.describe()} and {name} are predicted equally fast."
     component = max(saved, key=lambda k: saved[k])
     what = component.removesuffix("_s").replace("_", " ")

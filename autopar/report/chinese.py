@@ -1,0 +1,51 @@
+"""Chinese for the sentences of explanations, searches and reports; keys are the English templates."""
+
+CHINESE = {
+    "{mesh}, micro-batch {size} x {count}: {time} a step, {tokens} tokens/s, MFU {mfu}, {memory} of {limit} per "
+    "device": (
+        "{mesh}，微批 {size} x {count}：每步 {time}，{tokens} tokens/s，MFU {mfu}，每设备显存 {memory}（上限 {limit}）"
+    ),
+    "Most of the step, {share}, is {part}.": "每步时间的大部分（{share}）是{part}。",
+    "Links that the axes cross: {pairs}.": "各并行维度跨越的链路：{pairs}。",
+    "No resource is a bottleneck: doubling any of them gains less than {least}.": (
+        "没有瓶颈资源：任一资源加倍，增益都不到 {least}。"
+    ),
+    "The first bottleneck is {what}.": "首要瓶颈是{what}。",
+    "  Doubling {what}: {time} a step, {gain} more tokens/s.": "  {what}加倍：每步 {time}，tokens/s 提高 {gain}。",
+    "  Doubling {what}: no gain.": "  {what}加倍：没有增益。",
+    "the bandwidth of the {scope} link": "{scope} 链路的带宽",
+    "It does NOT fit: the fullest device needs {over} more.": "放不下：最满的设备还差 {over}。",
+    "compute speed": "计算速度",
+    "device memory": "设备显存",
+    "the global batch": "全局批量",
+    "no recomputation": "不重计算",
+    "micro-batch doubled": "微批加倍",
+    "parameters replicated": "参数不切分",
+    "more micro-batches": "更多微批",
+    "larger micro-batches": "更大的微批",
+    "component": "组成部分",
+    "seconds": "时间",
+    "share": "占比",
+    "stage": "流水级",
+    "blocks": "块数",
+    "forward": "前向",
+    "backward": "反向",
+    "idle": "空闲",
+    "states": "模型状态",
+    "activations": "激活",
+    "other": "其他",
+    "peak": "峰值",
+    "block kind": "块类型",
+    "count": "数量",
+    "compute": "计算",
+    "communication": "通信",
+    "saved per micro-batch": "每微批保存",
+    "between blocks": "块之间",
+    "tensor-parallel communication": "张量并行通信",
+    "data-parallel communication": "数据并行通信",
+    "context-parallel communication": "上下文并行通信",
+    "expert-parallel communication": "专家并行通信",
+    "pipeline communication": "流水线通信",
+    "pipeline bubble": "流水线气泡",
+    "optimizer": "优化器",
+}

@@ -1,0 +1,140 @@
+"""Prints an explanation: three tables and three sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from autopar.report.explain import NO_HELP, Explanation
+from autopar.report.language import ENGLISH, Language
+from autopar.report.subject import Subject
+from autopar.report.what_if import Remedy
+from autopar.units import format_bytes, format_seconds
+
+COMPONENTS = {
+    "compute": "compute",
+    "tp": "tensor-parallel communication",
+    "dp": "data-parallel communication",
+    "cp": "context-parallel communication",
+    "ep": "expert-parallel communication",
+    "pp": "pipeline communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+}
+SETTINGS = {
+    "no recomputation": "no recomputation",
+    "micro-batch doubled": "micro-batch doubled",
+    "parameters replicated": "parameters replicated",
+    "more micro-batches": "more micro-batches",
+    "larger micro-batches": "larger micro-batches",
+}
+
+
+def explanation(subject: Subject, found: Explanation, language: Language = ENGLISH) -> Iterator[Table | str]:
+    """What to print, in order.
+
+    Args:
+        found: of the subject.
+    """
+    yield headline(subject, language)
+    for table in (_components(subject, found, language), _stages(found, language), _kinds(found, language)):
+        yield table
+        yield ""
+    yield from sentences(subject, found, language)
+
+
+def headline(subject: Subject, language: Language = ENGLISH) -> str:
+    """The plan in a line."""
+    plan, estimate = subject.plan, subject.estimate
+    say = language.say
+    return say(
+        "{mesh}, micro-batch {size} x {count}: {time} a step, {tokens} tokens/s, MFU {mfu}, {memory} of {limit} per "
+        "device",
+        mesh=plan.mesh.describe(),
+        size=plan.micro_batch,
+        count=plan.micro_batches,
+        time=format_seconds(estimate.step_time_s),
+        tokens=f"{subject.tokens_per_s:,.0f}",
+        mfu=f"{estimate.mfu:.1%}",
+        memory=format_bytes(estimate.peak_reserved),
+        limit=format_bytes(estimate.memory_limit),
+    )
+
+
+def sentences(subject: Subject, found: Explanation, language: Language = ENGLISH) -> Iterator[str]:
+    """What takes most of the step, the first bottleneck, and what would help."""
+    say, total = language.say, subject.estimate.step_time_s
+    if not subject.estimate.fits:
+        over = subject.estimate.peak_reserved - subject.estimate.memory_limit
+        yield say("It does NOT fit: the fullest device needs {over} more.", over=format_bytes(over))
+    share = f"{found.components[found.largest] / total:.0%}"
+    yield say("Most of the step, {share}, is {part}.", share=share, part=say(COMPONENTS[found.largest]))
+    if found.crosses:
+        pairs = ", ".join(f"{axis}: {scope}" for axis, scope in found.crosses.items())
+        yield say("Links that the axes cross: {pairs}.", pairs=pairs)
+    if found.bottleneck is None:
+        yield say("No resource is a bottleneck: doubling any of them gains less than {least}.", least=f"{NO_HELP:.1%}")
+    else:
+        yield say("The first bottleneck is {what}.", what=_resource(found.bottleneck, language))
+    for remedy in found.remedies:
+        if remedy.gain > NO_HELP:
+            yield say(
+                "  Doubling {what}: {time} a step, {gain} more tokens/s.",
+                what=_resource(remedy, language, how=True),
+                time=format_seconds(remedy.step_time_s),
+                gain=f"{remedy.gain:.1%}",
+            )
+        else:
+            yield say("  Doubling {what}: no gain.", what=_resource(remedy, language, how=True))
+
+
+def _resource(remedy: Remedy, language: Language, how: bool = False) -> str:
+    say = language.say
+    if remedy.resource == "link":
+        return say("the bandwidth of the {scope} link", scope=remedy.where)
+    name = {"compute": "compute speed", "memory": "device memory", "batch": "the global batch"}[remedy.resource]
+    if not how or not remedy.where:
+        return say(name)
+    return f"{say(name)} ({', '.join(say(SETTINGS[word]) for word in remedy.where.split(', '))})"
+
+
+def _table(language: Language, first: str, *others: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(language.say(first))
+    for name in others:
+        table.add_column(language.say(name), justify="right", no_wrap=True)
+    return table
+
+
+def _components(subject: Subject, found: Explanation, language: Language) -> Table:
+    table = _table(language, "component", "seconds", "share")
+    for name, seconds in found.components.items():
+        if seconds > 0:
+            share = f"{seconds / subject.estimate.step_time_s:.1%}"
+            table.add_row(language.say(COMPONENTS[name]), format_seconds(seconds), share)
+    return table
+
+
+def _stages(found: Explanation, language: Language) -> Table:
+    table = _table(language, "stage", "forward", "backward", "idle", "states", "activations", "other", "peak")
+    for row in found.stages:
+        states = sum(row.memory[name] for name in ("parameters", "gradients", "optimizer"))
+        kept = row.memory["activations"]
+        sizes = (states, kept, row.reserved - states - kept, row.reserved)
+        seconds = (row.forward_s, row.backward_s, row.idle_s)
+        table.add_row(str(row.rank), *map(format_seconds, seconds), *map(format_bytes, sizes))
+    return table
+
+
+def _kinds(found: Explanation, language: Language) -> Table:
+    table = _table(language, "block kind", "count", "compute", "communication", "share", "saved per micro-batch")
+    total = sum(row.total_s for row in found.kinds) + found.between_s
+    for row in found.kinds:
+        seconds = (format_seconds(row.compute_s), format_seconds(row.communication_s))
+        table.add_row(row.kind, str(row.count), *seconds, f"{row.total_s / total:.1%}", format_bytes(row.saved_bytes))
+    if found.between_s / total > 1e-3:
+        share = f"{found.between_s / total:.1%}"
+        table.add_row(language.say("between blocks"), "", format_seconds(found.between_s), "", share, "")
+    return table

@@ -18,6 +18,12 @@ def run(
     resume: Annotated[str, typer.Option(help="auto, none, or the path of a checkpoint.")] = "auto",
     metrics: Annotated[str | None, typer.Option(help="Write one JSON object a step to this file.")] = None,
     clip: Annotated[float | None, typer.Option(help="Clip the global gradient norm to this.")] = None,
+    lr_schedule: Annotated[str, typer.Option(help="constant, linear, cosine or wsd.")] = "constant",
+    warmup_steps: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 0,
+    decay_steps: Annotated[int | None, typer.Option(help="Last steps, in which wsd decays.")] = None,
+    min_lr: Annotated[float, typer.Option(help="Share of the learning rate at the last step.")] = 0.0,
+    lr_scaling: Annotated[str | None, typer.Option(help="linear or sqrt, with the global batch.")] = None,
+    reference_batch: Annotated[int | None, typer.Option(help="Global batch that the optimizer's rate is for.")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for a silent process.")] = 300.0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -30,6 +36,7 @@ def run(
 
     from autopar.plan import Plan
     from autopar.runtime.launch import run as launch
+    from autopar.runtime.learning_rate import LearningRate
     from autopar.runtime.trainer import Options
     from autopar.units import format_seconds
 
@@ -42,6 +49,9 @@ def run(
         resume=resume,
         metrics=metrics,
         max_grad_norm=clip,
+        learning_rate=LearningRate(
+            lr_schedule, warmup_steps, decay_steps, min_lr, scaling=lr_scaling, reference_batch=reference_batch
+        ),
     )
     summary = launch(chosen, model or chosen.model.source, options, timeout)
     if os.environ.get("RANK", "0") != "0":

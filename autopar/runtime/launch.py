@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -77,7 +76,7 @@ def _run_local(plan: Plan, source: str, options: Options, timeout_s: float) -> d
         order = {
             "plan": str(folder / "plan.json"),
             "source": source,
-            "options": asdict(options),
+            "options": options.to_json(),
             "timeout_s": timeout_s,
             "init_method": f"file://{folder / 'store'}",
             "threads": max(1, (os.cpu_count() or 1) // world),

@@ -25,6 +25,7 @@ from autopar.runtime.parameters import as_whole, initial_weights, local_tensors
 from autopar.runtime.pipeline import MULTI, make_schedule, stages_of_rank, weighted
 from autopar.runtime.random import is_random, step_stream
 from autopar.runtime.stage import AUTOCAST, BATCH, Stage, activation_dtypes, boundary_examples, build_stage
+from autopar.runtime.statistics import average_over_data, running_statistics
 from autopar.runtime.topology import Topology, build_topology
 from autopar.sharding.placement import R
 from autopar.sharding.resolve import ResolvedBlock, resolve_plan
@@ -106,6 +107,8 @@ class ParallelModel:
                 _shard(stage, topology, reshard_after_forward=plan.schedule not in MULTI or plan.mesh.pp == 1)
         self.schedule = self._schedule() if plan.mesh.pp > 1 else None
         self._count = valid_label_counter(graph)
+        running, _ = running_statistics(graph)
+        self._statistics = [buffer for name, buffer in self.named_buffers() if name in running]
         self.twins = self._twins()
         self.trained = self._trained(blocks)
         self.optimizer = job.build_optimizer([one.parameter for one in self.trained])
@@ -143,6 +146,7 @@ class ParallelModel:
             clip(self.trained, torch.tensor(self.grad_norm), self.max_grad_norm)
         self.optimizer.step()
         self.align_tied()
+        average_over_data(self._statistics, self.topology, self.plan.gradient_reduction.bucket_mib * MIB)
         self.steps_done += 1
         return loss
 

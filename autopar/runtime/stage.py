@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from autopar.model.graph import OpGraph
 from autopar.plan import Plan
 from autopar.runtime.lower import lower_block, on_device
+from autopar.runtime.statistics import running_statistics, unchanged
 from autopar.runtime.topology import Topology
 from autopar.sharding.placement import local_shape
 from autopar.sharding.resolve import ResolvedBlock
@@ -24,6 +26,7 @@ class Stage(nn.Module):
     """Runs its blocks in order.
 
     Attributes:
+        stateful: the model has buffers that its forward pass changes (running statistics).
         receives, sends: names of the activations that enter and leave; skips that only pass through are in both.
             The last stage sends the loss.
     """
@@ -36,9 +39,10 @@ class Stage(nn.Module):
         receives: list[str],
         sends: list[str],
         precision: torch.dtype | None = None,
+        stateful: bool = False,
     ) -> None:
         super().__init__()
-        self.precision = precision
+        self.precision, self.stateful = precision, stateful
         self.blocks = nn.ModuleList(blocks)
         self.resolved, self.recompute = resolved, recompute
         self.receives, self.sends = receives, sends
@@ -54,12 +58,18 @@ class Stage(nn.Module):
         for block, resolved, recompute in zip(self.blocks, self.resolved, self.recompute, strict=True):
             inputs = [values[name] for name in resolved.block.inputs]
             if recompute == "full" and torch.is_grad_enabled():
-                results = checkpoint(block, *inputs, use_reentrant=False)
+                results = self._recomputed(block, inputs)
             else:
                 results = block(*inputs)
             values.update(zip(resolved.block.outputs, results, strict=True))
         sent = tuple(values[n].view_as(values[n]) if n in self.receives else values[n] for n in self.sends)
         return sent[0] if len(sent) == 1 else sent
+
+    def _recomputed(self, block: nn.Module, inputs: list[torch.Tensor]) -> Any:
+        if not self.stateful:
+            return checkpoint(block, *inputs, use_reentrant=False)
+        contexts = lambda: (nullcontext(), unchanged(block))  # noqa: E731  of the forward pass, of the second one
+        return checkpoint(block, *inputs, use_reentrant=False, context_fn=contexts)
 
 
 def crossing(graph: OpGraph, cuts: list[int]) -> list[list[str]]:
@@ -94,7 +104,8 @@ def build_stage(
             module.compile(backend=plan.compile)
         modules.append(module)
     recompute, precision = [block.recompute for block in mine], AUTOCAST[plan.precision]
-    return Stage(modules, parts, recompute, enter[index], enter[index + 1], precision)
+    stateful = any(running_statistics(graph))
+    return Stage(modules, parts, recompute, enter[index], enter[index + 1], precision, stateful)
 
 
 def boundary_examples(

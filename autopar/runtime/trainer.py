@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from autopar.errors import RunError
 from autopar.runtime import checkpoint
 from autopar.runtime.data import make_source
+from autopar.runtime.learning_rate import LearningRate
 from autopar.runtime.parallelize import ParallelModel
 from autopar.units import format_seconds
 
@@ -34,6 +35,7 @@ class Options:
         resume: ``auto``, ``none`` or the path of a checkpoint.
         metrics: JSONL file, or None.
         max_grad_norm: clip the gradient's global norm, or None.
+        learning_rate: how the optimizer's rates move over the run.
     """
 
     steps: int
@@ -43,6 +45,16 @@ class Options:
     resume: str = "auto"
     metrics: str | None = None
     max_grad_norm: float | None = None
+    learning_rate: LearningRate = field(default_factory=LearningRate)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, for :meth:`from_json`."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Options:
+        """What :meth:`to_json` gave."""
+        return Options(**{**values, "learning_rate": LearningRate(**values["learning_rate"])})
 
 
 def train(model: ParallelModel, options: Options) -> dict[str, Any]:
@@ -75,11 +87,15 @@ class _Loop:
         if found:
             self._say(f"resumed from {found} after step {begin}")
         metrics = self._open(begin)
+        scheduler = self.options.learning_rate.scheduler(
+            self.model.optimizer, begin, self.options.steps, self.plan.global_batch
+        )
         previous = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         step, saved = begin, begin
         try:
             while step < self.options.steps and not self.model.stop_agreed:
                 self._step(step, source, metrics)
+                scheduler.step()
                 step += 1
                 last = step == self.options.steps or self.model.stop_agreed
                 if self.folder and (last or step % self.options.checkpoint_every == 0):

@@ -73,7 +73,9 @@ def main() -> None:
     result: dict[str, Any]
     try:
         plan = Plan.load(order["plan"])
-        summary = work(plan, order["source"], Options(**order["options"]), order["timeout_s"], order["init_method"])
+        summary = work(
+            plan, order["source"], Options.from_json(order["options"]), order["timeout_s"], order["init_method"]
+        )
         result, code = {"summary": summary}, 0
     except AutoparError as error:
         result, code = {"what": error.what, "remedy": error.remedy, "exit_code": error.exit_code}, error.exit_code

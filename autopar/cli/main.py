@@ -18,6 +18,7 @@ from autopar.cli.estimate import estimate
 from autopar.cli.explain import explain
 from autopar.cli.graph import graph
 from autopar.cli.init import init
+from autopar.cli.plot import plot
 from autopar.cli.profile import profile
 from autopar.cli.run import run
 from autopar.cli.search import search
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (search, graph, estimate, explain, compare, run, profile, validate, init, devices, clusters, demo):
+for command in (search, graph, estimate, explain, compare, plot, run, profile, validate, init, devices, clusters, demo):
     app.command()(command)
 
 

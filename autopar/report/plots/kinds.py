@@ -1,0 +1,65 @@
+"""Kinds: every plot that ``autopar plot`` draws, by name, from a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from autopar.model.spec import TrainingJob
+from autopar.report.plots.accuracy import accuracy
+from autopar.report.plots.block_graph import block_graph
+from autopar.report.plots.breakdown import breakdown
+from autopar.report.plots.curves import scaling, sweep
+from autopar.report.plots.frontier import frontier
+from autopar.report.plots.memory import memory, memory_over_time
+from autopar.report.plots.timeline import timeline
+from autopar.report.plots.topology import topology
+from autopar.report.studies import over_batches, over_devices, visited
+from autopar.report.subject import Subject
+
+OF_PLAN: dict[str, Callable[[Subject], Figure]] = {
+    "timeline": timeline,
+    "memory": memory,
+    "memory-over-time": memory_over_time,
+    "breakdown": lambda subject: breakdown([subject]),
+    "topology": topology,
+    "block": block_graph,
+}
+
+
+def of_frontier(job: TrainingJob, subject: Subject) -> Figure:
+    """Searches again, keeping every plan."""
+    return frontier(visited(job, subject.cluster, subject.plan.global_batch, subject.plan.precision))
+
+
+def of_scaling(job: TrainingJob, subject: Subject) -> Figure:
+    """Searches at 1, 2, 4, ... devices of the cluster."""
+    counts = [n for n in (2**i for i in range(24)) if n < subject.cluster.devices] + [subject.cluster.devices]
+    return scaling(over_devices(job, subject.cluster, counts, subject.plan.global_batch, subject.plan.precision))
+
+
+def of_batches(job: TrainingJob, subject: Subject) -> Figure:
+    """Searches at a quarter to four times the plan's global batch."""
+    batch = subject.plan.global_batch
+    batches = sorted({max(1, batch // 4), max(1, batch // 2), batch, 2 * batch, 4 * batch})
+    return sweep(over_batches(job, subject.cluster, batches, subject.plan.precision), "global_batch")
+
+
+SEARCHED: dict[str, Callable[[TrainingJob, Subject], Figure]] = {
+    "frontier": of_frontier,
+    "scaling": of_scaling,
+    "batches": of_batches,
+}
+
+
+def of_runs(path: Path) -> Figure:
+    """Predicts a table of measured runs and draws both."""
+    from autopar.validate.validate import validate
+
+    return accuracy(pd.DataFrame([outcome.to_json() for outcome in validate(path).outcomes]))
+
+
+NAMES = (*OF_PLAN, *SEARCHED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
 import warnings
 from typing import Any
@@ -17,20 +18,27 @@ from autopar.model.blocks import find_blocks
 from autopar.model.functional import functional
 from autopar.model.graph import NodeKind, OpGraph, OpNode, TensorMeta
 from autopar.model.lasting import refuse_new_buffers
+from autopar.model.lengthen import lengthened
 from autopar.model.operator_facts import OperatorFacts, Strided, differentiable, facts_of
-from autopar.model.origin import module_path, source_line
+from autopar.model.origin import source_line
+from autopar.model.program import ROOT, Leaf, Program
+from autopar.model.repeats import Repeat, find_repeats, shortened
 from autopar.model.spec import TrainingJob
 
-PREFIX = "model."  # the user's model inside the LossModule
+PREFIX = f"{ROOT}."
+log = logging.getLogger(__name__)
 
 
-def capture(job: TrainingJob, batch_size: int, device: str = "cpu") -> OpGraph:
+def capture(job: TrainingJob, batch_size: int, device: str = "cpu", copy_layers: bool = True) -> OpGraph:
     """Captures model and loss as an operator graph.
+
+    Layers that are alike (see :mod:`autopar.model.repeats`) are traced a few times and copied.
 
     Args:
         job: the model.
         batch_size: samples of the micro-batch that the shapes are for.
         device: type of the device that it will run on (``cpu``, ``cuda``); decides what attention keeps.
+        copy_layers: False traces every layer; the result is the same, later.
 
     Raises:
         CaptureError: the model cannot be exported (data-dependent control flow, an operator without a fake rule);
@@ -41,8 +49,29 @@ def capture(job: TrainingJob, batch_size: int, device: str = "cpu") -> OpGraph:
         module = job.loss_module()
         batch = job.flatten_batch(job.example_batch(batch_size))
     inputs = {k: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") for k, v in batch.items()}
-    exported = functional(_export(job, module.to("meta"), inputs))
-    return _Builder(module, exported, batch_size, device).build()
+    module = module.to("meta")
+    repeats = _repeats(module, inputs) if copy_layers else []
+    return _Builder(module, _program(job, module, inputs, repeats), batch_size, device).build()
+
+
+def _repeats(module: nn.Module, inputs: dict[str, torch.Tensor]) -> list[Repeat]:
+    try:
+        return find_repeats(module, inputs)
+    except Exception as error:  # the user's code may refuse meta tensors or fewer layers; the whole trace tells
+        log.debug("every layer is traced: %s: %s", type(error).__name__, error)
+        return []
+
+
+def _program(job: TrainingJob, module: nn.Module, inputs: dict[str, torch.Tensor], repeats: list[Repeat]) -> Program:
+    if repeats:
+        with shortened(module, repeats):
+            short = Program.of(functional(_export(job, module, inputs)))
+        whole = lengthened(short, module, repeats)
+        if whole is not None:
+            for r in repeats:
+                log.debug("layers are copied: %s, %d times members %d to %d", r.path, r.copies, r.template, r.cut - 1)
+            return whole
+    return Program.of(functional(_export(job, module, inputs)))
 
 
 def _export(job: TrainingJob, module: nn.Module, inputs: dict[str, torch.Tensor]) -> ExportedProgram:
@@ -72,8 +101,8 @@ def _user_line(error: BaseException, source: str) -> str:
 class _Builder:
     """Turns an exported program into an OpGraph."""
 
-    def __init__(self, module: nn.Module, exported: ExportedProgram, batch_size: int, device: str) -> None:
-        self.module, self.exported, self.batch_size, self.device = module, exported, batch_size, device
+    def __init__(self, module: nn.Module, program: Program, batch_size: int, device: str) -> None:
+        self.module, self.program, self.batch_size, self.device = module, program, batch_size, device
         self.graph, self.nodes = fx.Graph(), {}  # type: tuple[fx.Graph, dict[str, OpNode]]
         self.new: dict[fx.Node, fx.Node] = {}
         self.constants: dict[str, torch.Tensor] = {}
@@ -83,10 +112,9 @@ class _Builder:
         self.canonical, self.tied = _ties(module)
 
     def build(self) -> OpGraph:
-        specs = {s.arg.name: s for s in self.exported.graph_signature.input_specs}
-        for node in self.exported.graph.nodes:
+        for node in self.program.graph.nodes:
             if node.op == "placeholder":
-                self._source(node, specs[node.name])
+                self._source(node, self.program.leaves[node])
             elif node.op == "call_function":
                 self._operator(node)
             elif node.op == "output":
@@ -110,7 +138,7 @@ class _Builder:
         found: fx.Node = next(n for n in self.graph.nodes if n.name == name)
         return found
 
-    def _source(self, node: fx.Node, spec: Any) -> None:
+    def _source(self, node: fx.Node, leaf: Leaf) -> None:
         """A batch input, parameter, buffer or constant."""
         value = node.meta.get("val")
         kinds: dict[InputKind, NodeKind] = {
@@ -119,18 +147,17 @@ class _Builder:
             InputKind.BUFFER: "buffer",
             InputKind.CONSTANT_TENSOR: "constant",
         }
-        kind = kinds.get(spec.kind)
+        kind = kinds.get(leaf.kind)
         if kind is None or not isinstance(value, torch.Tensor):
             return
-        name, target, trainable = node.name, node.name, False
+        name, target, trainable = leaf.name, leaf.name, False
         if kind in ("parameter", "buffer"):
-            target = self.canonical.get(spec.target, spec.target).removeprefix(PREFIX)
+            target = self.canonical.get(leaf.name, leaf.name).removeprefix(PREFIX)
             name = target.replace(".", "_")
-            trainable = kind == "parameter" and self.module.get_parameter(spec.target).requires_grad
-        elif kind == "constant":
-            target = name = f"_constant_{len(self.constants)}"
-            self.constants[target] = self.exported.constants[spec.target]
-        if name in self.nodes:  # a tied parameter under its second name
+            trainable = kind == "parameter" and self.module.get_parameter(leaf.name).requires_grad
+        elif leaf.constant is not None:
+            target = name = self._constant(leaf.constant)
+        if name in self.nodes:  # a tied parameter under its second name, a constant met before
             self.new[node] = self.graph_node(name)
             return
         new = self.graph.placeholder(target) if kind == "input" else self.graph.get_attr(target)
@@ -140,10 +167,21 @@ class _Builder:
         self.nodes[name] = OpNode(name, kind, target, (), (meta,), requires_grad=trainable)
         self.laid_out[name] = (Strided.of(value),)
 
+    def _constant(self, value: torch.Tensor) -> str:
+        """The name of a constant; equal ones share it."""
+        for name, known in self.constants.items():
+            if known.dtype == value.dtype and torch.equal(known, value):
+                return name
+        name = f"_constant_{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
     def _operator(self, node: fx.Node) -> None:
         if node.meta.get("val") is None and not node.users:
             return  # an assertion about metadata
-        new = self.graph.node_copy(node, lambda n: self.new[n])
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self.new[n])
+        name = node.target.__name__.partition(".")[0]  # type: ignore[union-attr]
+        new = self.graph.create_node("call_function", node.target, args, kwargs, name=name)
         self.new[node] = new
         operands: list[str] = []
         fx.map_arg((new.args, new.kwargs), lambda n: operands.append(n.name))
@@ -162,7 +200,7 @@ class _Builder:
             op=str(node.target),
             inputs=tuple(operands),
             outputs=tuple(one.meta for one in facts.outputs),
-            module=module_path(node),
+            module=self.program.module_of[node].removeprefix(ROOT).removeprefix("."),
             source=source_line(node),
             requires_grad=facts.requires_grad,
             alias_of=viewed[0] if viewed else None,

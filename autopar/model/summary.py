@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopar.model.graph import Block, OpGraph
+from autopar.model.graph import Block, OpGraph, OpNode
 
 
 def saved_bytes(graph: OpGraph, blocks: tuple[Block, ...]) -> int:
@@ -18,6 +18,30 @@ def saved_bytes(graph: OpGraph, blocks: tuple[Block, ...]) -> int:
     return sum(kept.values())
 
 
+def flops_by_kind(graph: OpGraph) -> dict[str, dict[str, int]]:
+    """Forward and backward FLOPs of matrix products and convolutions, and of fused attention, as torch counts them.
+
+    ``other`` is for what torch counts as free: the elements that all other operators make, at least one FLOP each. It
+    is in no total.
+    """
+    nodes = list(graph.of_kind("op"))
+    found = {
+        kind: {
+            "forward": sum(n.forward_flops for n in nodes if _flops_kind(n) == kind),
+            "backward": sum(n.backward_flops for n in nodes if _flops_kind(n) == kind),
+        }
+        for kind in ("matrix", "attention")
+    }
+    made = [n for n in nodes if _flops_kind(n) == "other" and not n.is_view]
+    return found | {"other": {"forward": sum(o.numel for n in made for o in n.outputs if o.dtype.is_floating_point)}}
+
+
+def _flops_kind(node: OpNode) -> str:
+    if "scaled_dot_product" in node.op:
+        return "attention"
+    return "matrix" if node.forward_flops else "other"
+
+
 def summarize(graph: OpGraph, capture_time_s: float) -> dict[str, Any]:
     """The documented keys of ``graph --json``; FLOPs and bytes are for the captured micro-batch, ``batch_size``."""
     parameters = list(graph.of_kind("parameter"))
@@ -26,6 +50,7 @@ def summarize(graph: OpGraph, capture_time_s: float) -> dict[str, Any]:
         "parameter_bytes": sum(p.meta.nbytes for p in parameters),
         "forward_flops": graph.forward_flops,
         "backward_flops": graph.backward_flops,
+        "flops": flops_by_kind(graph),
         "saved_activation_bytes": saved_bytes(graph, graph.blocks),
         "capture_time_s": capture_time_s,
         "batch_size": graph.batch_size,

@@ -130,6 +130,16 @@ def graph_table(summary: dict[str, Any]) -> Table:
         table.add_row(kind["kind"], str(kind["count"]), *_sizes(kind), ", ".join(kind["largest_operators"]))
     table.add_section()
     table.add_row("all", str(sum(kind["count"] for kind in summary["blocks"])), *_sizes(summary), "", style="bold")
+    shares = [
+        f"{kind} {format_count(one['forward'])} fwd, {format_count(one['backward'])} bwd"
+        for kind, one in summary["flops"].items()
+        if one.get("backward")
+    ]
+    elements = format_count(summary["flops"]["other"]["forward"])
+    table.caption, table.caption_justify = (
+        f"FLOPs: {'; '.join(shares)}; other operators make {elements} elements",
+        "left",
+    )
     return table
 
 

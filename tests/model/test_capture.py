@@ -11,6 +11,7 @@ from autopar.errors import CaptureError
 from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob, load
+from autopar.model.summary import flops_by_kind
 from tests.model.against_torch import check_flops, check_gradients, check_parameters, check_saved, run_graph
 
 ZOO = Path(__file__).parents[2] / "autopar/zoo"
@@ -62,6 +63,15 @@ def test_blocks_of_a_kind_are_aligned(graph: OpGraph) -> None:
             assert block.labels == blocks[0].labels
             ops = [graph.nodes[n].op for n in block.nodes]
             assert ops == [graph.nodes[n].op for n in blocks[0].nodes]
+
+
+def test_flops_are_split_into_matrix_and_attention(graph: OpGraph) -> None:
+    kinds = flops_by_kind(graph)
+    assert sum(kinds[k]["forward"] for k in ("matrix", "attention")) == graph.forward_flops
+    assert sum(kinds[k]["backward"] for k in ("matrix", "attention")) == graph.backward_flops
+    attends = any("scaled_dot_product" in n.op for n in graph.of_kind("op"))
+    assert (kinds["attention"]["forward"] > 0) == attends
+    assert kinds["other"]["forward"] > 0
 
 
 def test_gpt_layers_are_one_kind() -> None:

@@ -14,11 +14,13 @@ from matplotlib.patches import Rectangle
 
 from autopar.errors import InputError
 from autopar.hardware.cluster import Cluster
+from autopar.model.capture import capture
 from autopar.model.spec import load
 from autopar.report.explain import memory_parts
 from autopar.report.plots.accuracy import accuracy
 from autopar.report.plots.block_graph import block_graph
 from autopar.report.plots.breakdown import breakdown
+from autopar.report.plots.chain import chain, groups_of, passes
 from autopar.report.plots.curves import scaling, sweep
 from autopar.report.plots.frontier import frontier, undominated
 from autopar.report.plots.kinds import OF_PLAN
@@ -185,3 +187,16 @@ def test_bad_files(tmp_path: Path) -> None:
     for name, fault in (("a.pdf", "ends in '.pdf'"), ("none/a.png", "does not exist")):
         with pytest.raises(InputError, match=fault):
             save(Figure(), tmp_path / name)
+
+
+def test_chain_draws_groups_and_what_passes_between_them() -> None:
+    graph = capture(load(str(ROOT / "tests/model/programs/unet.py")), 2)
+    groups = groups_of(graph)
+    texts = [text.get_text() for text in axes_of(chain(graph)).texts]
+    assert all(any(text.startswith(group.title) for text in texts) for group in groups)
+    skips = [text for start, end, text in passes(graph, groups) if end - start > 1]
+    assert len(skips) == 3
+    assert set(skips) <= set(texts)
+    layers = capture(load(str(ROOT / "autopar/zoo/gpt.py")), 2)
+    assert [len(group.blocks) for group in groups_of(layers)] == [1, 4, 1]
+    assert groups_of(layers)[1].title == "blocks.0 .. blocks.3  (4 x)"

@@ -16,6 +16,7 @@ from autopar.cli.demo import demo
 from autopar.cli.devices import devices
 from autopar.cli.estimate import estimate
 from autopar.cli.explain import explain
+from autopar.cli.export import export
 from autopar.cli.graph import graph
 from autopar.cli.init import init
 from autopar.cli.plot import plot
@@ -32,7 +33,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (search, graph, estimate, explain, compare, plot, run, profile, validate, init, devices, clusters, demo):
+for command in (
+    search,
+    graph,
+    estimate,
+    explain,
+    compare,
+    plot,
+    run,
+    profile,
+    export,
+    validate,
+    init,
+    devices,
+    clusters,
+    demo,
+):
     app.command()(command)
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from autopar.errors import InputError
+from autopar.runtime.checksums import RUN, checksums, damage
 from autopar.runtime.parallelize import ParallelModel
 
 _FOLDER = re.compile(r"^step-(\d{8})$")
@@ -31,48 +33,93 @@ def save(model: ParallelModel, folder: Path, step: int, keep: int = 3) -> Path:
         keep: how many checkpoints to keep; older ones are deleted once the new one is whole.
     """
     final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
-    first = not dist.is_initialized() or dist.get_rank() == 0
+    first = _first()
     if first:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
     _barrier()
     dcp.save(_state(model), checkpoint_id=str(aside), no_dist=not dist.is_initialized())
     if first:
-        (aside / "run.json").write_text(json.dumps({"step": step, "fingerprint": model.graph.fingerprint}))
+        run = {"step": step, "fingerprint": model.graph.fingerprint, "files": checksums(aside)}
+        (aside / RUN).write_text(json.dumps(run))
         shutil.rmtree(final, ignore_errors=True)
         os.replace(aside, final)
-        for old in checkpoints(folder)[:-keep]:
+        before = [p for p in checkpoints(folder) if p.name <= final.name]  # a later one may be of another run
+        for old in [*before[:-keep], *_partial(folder)]:
             shutil.rmtree(old, ignore_errors=True)
     _barrier()
     return final
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints of a folder, oldest first; partial ones are not among them."""
-    found = [p for p in folder.glob("step-*") if _FOLDER.match(p.name) and (p / "run.json").is_file()]
-    return sorted(found)
+    """Finished checkpoints of a folder, oldest first; unfinished ones are not among them."""
+    return [p for p in _numbered(folder) if (p / RUN).is_file()]
 
 
-def find(resume: str, folder: Path | None) -> Path | None:
-    """Which checkpoint to go on from.
+def find(resume: str, folder: Path | None, say: Callable[[str], None]) -> Path | None:
+    """Which checkpoint to go on from; every process must call it.
+
+    The first process reads every file of the chosen one and compares checksums. Of a folder of checkpoints the newest
+    that is whole is taken.
 
     Args:
-        resume: ``auto`` (the last one of the folder, if any), ``none``, or the path of one.
+        resume: ``auto`` (the newest of the folder, if any), ``none``, or the path of one or of a folder of them.
+        say: gets a line for each checkpoint that is passed over, on the first process.
 
     Raises:
-        InputError: the named checkpoint does not exist or is not whole.
+        InputError: the named checkpoint does not exist or is not whole, or no checkpoint of the folder is.
     """
-    if resume == "none":
+    if resume == "none" or (resume == "auto" and folder is None):
         return None
-    if resume == "auto":
-        return checkpoints(folder)[-1] if folder is not None and checkpoints(folder) else None
-    path = Path(resume)
-    if (path / "run.json").is_file():
-        return path
-    inside = checkpoints(path) if path.is_dir() else []
-    if inside:
-        return inside[-1]
-    raise InputError(f"--resume {resume!r} is no whole checkpoint", "Give a folder step-NNNNNNNN, auto or none")
+    answer: list[Any] = [None]
+    if _first():
+        try:
+            answer = [_newest(folder, say) if resume == "auto" and folder else _named(Path(resume), say)]
+        except InputError as error:
+            answer = [(error.what, error.remedy)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(answer, src=0)
+    if isinstance(answer[0], tuple):
+        raise InputError(*answer[0])
+    found: Path | None = answer[0]
+    return found
+
+
+def _named(path: Path, say: Callable[[str], None]) -> Path:
+    inside = None if _FOLDER.match(path.name) or not path.is_dir() else _newest(path, say)
+    if inside is not None:
+        return inside
+    wrong = damage(path)
+    if wrong:
+        raise InputError(
+            f"--resume {str(path)!r} is no whole checkpoint: {wrong}", "Give a folder step-NNNNNNNN, auto or none"
+        )
+    return path
+
+
+def _newest(folder: Path, say: Callable[[str], None]) -> Path | None:
+    for left in _partial(folder):
+        say(f"checkpoint {left} was never finished and is passed over")
+    found = _numbered(folder)
+    for path in reversed(found):
+        wrong = damage(path)
+        if wrong is None:
+            return path
+        say(f"checkpoint {path} is damaged and passed over: {wrong}")
+    if found:
+        raise InputError(
+            f"no checkpoint in {str(folder)!r} is whole, the newest is {found[-1].name}",
+            "Restore one, or start anew with --resume none",
+        )
+    return None
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("step-*") if _FOLDER.match(p.name))
+
+
+def _partial(folder: Path) -> list[Path]:
+    return sorted(folder.glob(".step-*.partial"))
 
 
 def load(model: ParallelModel, path: Path) -> int:
@@ -84,7 +131,7 @@ def load(model: ParallelModel, path: Path) -> int:
     Raises:
         InputError: it belongs to another model.
     """
-    run = json.loads((path / "run.json").read_text())
+    run = json.loads((path / RUN).read_text())
     if run["fingerprint"] != model.graph.fingerprint:
         raise InputError(
             f"checkpoint {str(path)!r} belongs to another model", "Name one of this model, or --resume none"
@@ -127,6 +174,10 @@ def _materialise(model: ParallelModel) -> None:
     with torch.no_grad():
         for one, value in zip(model.trained, before, strict=True):
             one.parameter.copy_(value)
+
+
+def _first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _barrier() -> None:

@@ -32,6 +32,7 @@ class Options:
         data: file of tokens, or None.
         checkpoint_dir: where to write checkpoints, or None for none.
         checkpoint_every: steps between checkpoints; one is always written at the end.
+        keep_checkpoints: how many of the newest to keep.
         resume: ``auto``, ``none`` or the path of a checkpoint.
         metrics: JSONL file, or None.
         max_grad_norm: clip the gradient's global norm, or None.
@@ -42,6 +43,7 @@ class Options:
     data: str | None = None
     checkpoint_dir: str | None = None
     checkpoint_every: int = 100
+    keep_checkpoints: int = 3
     resume: str = "auto"
     metrics: str | None = None
     max_grad_norm: float | None = None
@@ -82,7 +84,7 @@ class _Loop:
         source = make_source(
             self.model.job, self.plan, self.model.graph, self.model.topology.data_shard, self.options.data
         )
-        found = checkpoint.find(self.options.resume, self.folder)
+        found = checkpoint.find(self.options.resume, self.folder, self._say)
         begin = checkpoint.load(self.model, found) if found else 0
         if found:
             self._say(f"resumed from {found} after step {begin}")
@@ -99,7 +101,7 @@ class _Loop:
                 step += 1
                 last = step == self.options.steps or self.model.stop_agreed
                 if self.folder and (last or step % self.options.checkpoint_every == 0):
-                    checkpoint.save(self.model, self.folder, step)
+                    checkpoint.save(self.model, self.folder, step, self.options.keep_checkpoints)
                     saved = step
         finally:
             for number, handler in previous.items():

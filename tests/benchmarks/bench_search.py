@@ -29,10 +29,10 @@ def timed(job: TrainingJob, cluster: Cluster, batch: int, precision: str) -> tup
     """The result, and the CPU seconds of capturing and of all else; CPU time, so that a busy machine counts less."""
     capturing = 0.0
 
-    def counted(captured: TrainingJob, size: int) -> OpGraph:
+    def counted(captured: TrainingJob, size: int, device: str = "cpu") -> OpGraph:
         nonlocal capturing
         started = time.process_time()
-        graph = capture(captured, size)
+        graph = capture(captured, size, device)
         capturing += time.process_time() - started
         return graph
 

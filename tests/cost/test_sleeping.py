@@ -8,6 +8,7 @@ from autopar.cost.timeline import play
 from tests.sleeping_pipeline import hop_s, measure, sleeping_stages
 
 
+@pytest.mark.slow  # compares seconds, so wants a machine that does nothing else
 @pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("zbv", 2)])
 def test_unequal_stages_take_what_they_take_in_torch(schedule: str, virtual: int) -> None:
     """Within 5%, wide enough for busy machines; bench_schedules.py prints all six schedules."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from autopar.errors import InputError
+from autopar.files import replacing
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#BBBBBB"
@@ -88,15 +87,5 @@ def save(drawn: Figure, path: Path) -> None:
     """
     check_format(path)
     kind = path.suffix.lstrip(".").lower()
-    try:
-        handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            drawn.savefig(name, format=kind, dpi=150)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise InputError(f"cannot write {str(path)!r}: {error.strerror or error}", "Name a writable folder") from None
+    with replacing(path, InputError) as aside:
+        drawn.savefig(aside, format=kind, dpi=150)

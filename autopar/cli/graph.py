@@ -26,11 +26,12 @@ def graph(
     from autopar.model.capture import capture
     from autopar.model.spec import load
     from autopar.model.summary import summarize
-    from autopar.report.plots.chain import chain
-    from autopar.report.plots.style import check_format, save
     from autopar.report.tables import graph_table
 
     if png is not None:
+        from autopar.report.plots.chain import chain
+        from autopar.report.plots.style import check_format, save
+
         check_format(png)
     begun = time.perf_counter()
     captured = capture(load(model), batch)

@@ -76,13 +76,15 @@ def _search(
 
 def _beside(path: Path, job: Any, where: Any) -> tuple[str, Any, str]:
     """A plan of the user's own as a baseline, estimated on this cluster."""
+    from autopar.cost.estimate import estimate
     from autopar.plan import Plan
-    from autopar.report.subject import subject
 
-    about = subject(job, Plan.load(path), where)
-    over = "" if about.estimate.fits else f"needs {about.estimate.to_json()['peak_reserved_gib']:.2f} GiB per device"
-    estimated = about.plan.model_copy(update={"estimate": about.estimate.to_json()})
-    return path.stem, None if over else estimated, over
+    plan = Plan.load(path)
+    found = estimate(job, plan, where)
+    numbers = found.to_json()
+    if not found.fits:
+        return path.stem, None, f"needs {numbers['peak_reserved_gib']:.2f} GiB per device"
+    return path.stem, plan.model_copy(update={"estimate": numbers}), ""
 
 
 def _check_writable(path: Path) -> None:

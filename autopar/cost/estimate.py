@@ -111,25 +111,40 @@ def estimate(job: TrainingJob, plan: Plan, cluster: Cluster) -> Estimate:
     Raises:
         PlanError: the plan was made for another model or another number of devices, or is impossible.
     """
+    return engine_for(job, plan, cluster).estimate(plan)
+
+
+def engine_for(job: TrainingJob, plan: Plan, cluster: Cluster) -> Engine:
+    """The engine that prices a plan for a job on a cluster.
+
+    Raises:
+        PlanError: the plan was made for another model, or needs more devices than the cluster has.
+    """
     if plan.mesh.devices > cluster.devices:
         raise PlanError(
             f"the plan needs {plan.mesh.devices} devices, cluster {cluster.name!r} has {cluster.devices}",
-            "Search a plan for this cluster",
+            "Search a plan for this cluster, or name the cluster that the plan was made for",
         )
     engine = Engine(lambda batch: capture(job, batch, cluster.device.kind), cluster, plan.precision)
     plan.check_model(engine.graph(plan.micro_batch).fingerprint, job.source)
-    return engine.estimate(plan)
+    return engine
+
+
+def stage_parts(engine: Engine, plan: Plan) -> list[list[Part]]:
+    """Per stage, its blocks, what the plan chose for each, and their costs."""
+    graph = engine.graph(plan.micro_batch)
+    index = {b.name: b for b in graph.blocks}
+    return [
+        [(index[b.name], b, engine.block_cost(graph, index[b.name], plan.layouts[b.layout], plan.mesh)) for b in stage]
+        for stage in plan.stage_blocks()
+    ]
 
 
 def estimate_plan(engine: Engine, plan: Plan) -> Estimate:
     """Prices every stage, plays the schedule, adds what happens once per step."""
     graph = engine.graph(plan.micro_batch)
     check_blocks(graph, plan)
-    index = {b.name: b for b in graph.blocks}
-    parts: list[list[Part]] = [
-        [(index[b.name], b, engine.block_cost(graph, index[b.name], plan.layouts[b.layout], plan.mesh)) for b in stage]
-        for stage in plan.stage_blocks()
-    ]
+    parts = stage_parts(engine, plan)
     _check_boundaries(plan, [part for stage in parts for part in stage])
     split = [_stage_split(engine, plan, stage) for stage in parts]
     times = tuple(

@@ -52,12 +52,12 @@ class _Lengthener:
         self.out = Program(fx.Graph(), {}, {})
         self.named: dict[str, fx.Node] = {}
         self.new: dict[fx.Node, fx.Node] = {}
-        self.spans = {span.template[0]: span for span in map(self._span, repeats)}
+        self.spans = [self._span(repeat) for repeat in repeats]
 
     def run(self) -> Program:
         self._placeholders()
         last_copy: dict[fx.Node, dict[fx.Node, fx.Node]] = {}  # per call of a period behind copies
-        behind = {span.behind[0]: span for span in self.spans.values()}
+        behind = {span.behind[0]: span for span in self.spans}
         for node in self.short.graph.nodes:
             if node in behind:
                 copied = self._copies(behind[node])
@@ -74,7 +74,7 @@ class _Lengthener:
     def _placeholders(self) -> None:
         """Parameters and buffers in the module's order, those of the copies among them; then the rest."""
         wanted = {leaf.name: node for node, leaf in self.leaves.items() if leaf.kind in NAMED}
-        for span in self.spans.values():
+        for span in self.spans:
             for node in span.own_leaves(self.leaves):
                 for step in range(1, span.repeat.copies + 1):
                     wanted.setdefault(span.moved(self.leaves[node].name, step), node)

@@ -59,11 +59,12 @@ def find_repeats(module: nn.Module, inputs: dict[str, torch.Tensor]) -> list[Rep
         inputs: keyword arguments, on the meta device.
     """
     whole = Recording.of(module, inputs)
+    facts = _Facts(module)
     repeats: list[Repeat] = []
     for path, members in _lists(module):
         starts = _starts(whole, path, len(members))
         if starts is not None:
-            repeats.extend(_runs(module, whole, path, starts))
+            repeats.extend(_runs(facts, whole, path, starts))
     if repeats:
         with shortened(module, repeats):
             short = Recording.of(module, inputs, lambda name: longer_name(name, repeats))
@@ -141,9 +142,8 @@ def _starts(whole: Recording, path: str, count: int) -> list[int] | None:
     return starts if in_order else None
 
 
-def _runs(module: nn.Module, whole: Recording, path: str, starts: list[int]) -> list[Repeat]:
+def _runs(facts: _Facts, whole: Recording, path: str, starts: list[int]) -> list[Repeat]:
     """Greedily, the runs of alike members of one list; the last member's calls have no known end and stay."""
-    facts = _Facts(module)
     known = len(starts) - 1
     found: list[Repeat] = []
     begin = 0
@@ -245,10 +245,8 @@ def _is_without(short: Recording, whole: Recording, repeats: list[Repeat]) -> bo
     """
     gaps: list[tuple[int, int, int]] = []  # first call left out, how many, calls of the period behind
     for repeat in repeats:
-        starts = {
-            r: min(whole.entered[name][0] for name in _members_names(whole, repeat.path, r)) for r in _edges(repeat)
-        }
-        begin, end, behind = (starts[r] for r in _edges(repeat))
+        after = repeat.cut + repeat.gone
+        begin, end, behind = (_start(whole, repeat.path, m) for m in (repeat.cut, after, after + repeat.period))
         gaps.append((begin, end - begin, behind - end))
     gaps.sort()
     cuts, lost = [], 0
@@ -274,12 +272,9 @@ def _is_without(short: Recording, whole: Recording, repeats: list[Repeat]) -> bo
     return True
 
 
-def _edges(repeat: Repeat) -> tuple[int, int, int]:
-    return repeat.cut, repeat.cut + repeat.gone, repeat.cut + repeat.gone + repeat.period
-
-
-def _members_names(whole: Recording, path: str, number: int) -> list[str]:
-    return [name for name in whole.entered if member_of(name, path) == number]
+def _start(whole: Recording, path: str, number: int) -> int:
+    """Where the calls of one member begin."""
+    return min(at[0] for name, at in whole.entered.items() if member_of(name, path) == number)
 
 
 def _list_at(module: nn.Module, path: str) -> nn.ModuleList | nn.Sequential:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+from autopar.cost.estimate import stage_parts
 from autopar.plan import MESH_AXES
 from autopar.report.subject import Subject
 from autopar.report.what_if import Remedy, remedies
@@ -137,12 +139,9 @@ def memory_parts(subject: Subject, rank: int) -> dict[str, int]:
 
 
 def _kinds(subject: Subject) -> tuple[KindRow, ...]:
-    plan, graph = subject.plan, subject.graph
-    blocks = {block.name: block for block in graph.blocks}
+    plan = subject.plan
     found: dict[str, KindRow] = {}
-    for chosen in plan.blocks:
-        block = blocks[chosen.name]
-        cost = subject.engine.block_cost(graph, block, plan.layouts[chosen.layout], plan.mesh)
+    for block, chosen, cost in chain.from_iterable(stage_parts(subject.engine, plan)):
         full = chosen.recompute == "full"
         again = cost.replay_s if full else cost.recompute_s if chosen.recompute == "selective" else 0.0
         wire = sum(cost.communication_s.values()) + (sum(cost.replay_communication_s.values()) if full else 0.0)

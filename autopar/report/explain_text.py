@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from autopar.report.explain import NO_HELP, Explanation
 from autopar.report.language import ENGLISH, Language
 from autopar.report.subject import Subject
+from autopar.report.tables import tight_table
 from autopar.report.what_if import Remedy
 from autopar.units import format_bytes, format_seconds
 
@@ -22,13 +22,6 @@ COMPONENTS = {
     "pp": "pipeline communication",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
-}
-SETTINGS = {
-    "no recomputation": "no recomputation",
-    "micro-batch doubled": "micro-batch doubled",
-    "parameters replicated": "parameters replicated",
-    "more micro-batches": "more micro-batches",
-    "larger micro-batches": "larger micro-batches",
 }
 
 
@@ -97,11 +90,11 @@ def _resource(remedy: Remedy, language: Language, how: bool = False) -> str:
     name = {"compute": "compute speed", "memory": "device memory", "batch": "the global batch"}[remedy.resource]
     if not how or not remedy.where:
         return say(name)
-    return f"{say(name)} ({', '.join(say(SETTINGS[word]) for word in remedy.where.split(', '))})"
+    return f"{say(name)} ({', '.join(say(word) for word in remedy.where.split(', '))})"
 
 
 def _table(language: Language, first: str, *others: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = tight_table()
     table.add_column(language.say(first))
     for name in others:
         table.add_column(language.say(name), justify="right", no_wrap=True)

@@ -13,6 +13,7 @@ from autopar.hardware.cluster import Cluster
 from autopar.model.spec import TrainingJob
 from autopar.plan import Plan
 from autopar.planner.planner import search
+from autopar.report.tables import step_time_s, tokens_per_s
 
 EVERY = 1000  # more plans than any search ranks
 
@@ -27,8 +28,8 @@ def plan_row(plan: Plan) -> dict[str, Any]:
         "micro_batch": plan.micro_batch,
         "micro_batches": plan.micro_batches,
         "schedule": plan.schedule if plan.mesh.pp > 1 else "-",
-        "step_time_s": estimate["step_time_s"],
-        "tokens_per_s": estimate["tokens_per_s_per_device"] * plan.cluster.devices,
+        "step_time_s": step_time_s(plan),
+        "tokens_per_s": tokens_per_s(plan),
         "mfu": estimate["mfu"],
         "peak_reserved_gib": estimate["peak_reserved_gib"],
         "memory_limit_gib": estimate["memory_limit_gib"],

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.cost.engine import Engine
-from autopar.cost.estimate import Estimate
-from autopar.errors import PlanError
+from autopar.cost.estimate import Estimate, engine_for
 from autopar.hardware.cluster import Cluster
-from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob, load
 from autopar.plan import Plan
@@ -48,13 +46,7 @@ def subject(job: TrainingJob, plan: Plan, cluster: Cluster, name: str = "plan") 
     Raises:
         PlanError: the plan was made for another model, or needs more devices than the cluster has.
     """
-    if plan.mesh.devices > cluster.devices:
-        raise PlanError(
-            f"the plan needs {plan.mesh.devices} devices, cluster {cluster.name!r} has {cluster.devices}",
-            "Name the cluster that it was made for",
-        )
-    engine = Engine(lambda batch: capture(job, batch, cluster.device.kind), cluster, plan.precision)
-    plan.check_model(engine.graph(plan.micro_batch).fingerprint, job.source)
+    engine = engine_for(job, plan, cluster)
     return Subject(name, plan, cluster, engine, engine.estimate(plan))
 
 

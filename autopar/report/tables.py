@@ -30,6 +30,18 @@ def recompute_of(plan: Plan) -> str:
     return kinds.pop() if len(kinds) == 1 else "mixed"
 
 
+def tight_table(title: str = "") -> Table:
+    """An empty table without a border."""
+    return Table(
+        title=title or None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+
+
 def plan_table(plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title: str = "") -> Table:
     """Ranked plans, then the baselines; ``batch`` is samples of a micro-batch x micro-batches, ``GiB`` the peak of the
     fullest device, ``vs #1`` the step time relative to the first plan.
@@ -38,8 +50,7 @@ def plan_table(plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title:
         plans: best first, each with its estimate.
         baselines: (name, plan or None where it cannot be done, why not).
     """
-    tight = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False, "padding": (0, 1, 0, 0)}
-    table = Table(title=title or None, title_justify="left", **tight)  # type: ignore[arg-type]
+    table = tight_table(title)
     table.add_column("", no_wrap=True)
     table.add_column("mesh", min_width=10)
     for name in ("batch", "pipe", "saving"):

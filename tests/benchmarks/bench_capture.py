@@ -1,6 +1,6 @@
 """Capture of Llama 3 from 8B to 405B: CPU seconds and peak memory with copied layers, and traced one by one.
 
-    python tests/benchmarks/bench_capture.py [8b 70b 405b]
+    PYTHONPATH=. python tests/benchmarks/bench_capture.py [8b 70b 405b]
 
 Every capture runs in a process of its own, whose CPU seconds exclude imports and building the config.
 """
@@ -17,35 +17,16 @@ from pathlib import Path
 
 from autopar.model.capture import capture
 from autopar.model.huggingface import load_config
+from tests.benchmarks.llama import LLAMA_8B, LLAMA_70B, LLAMA_405B
 
-SHAPES = {  # layers, hidden, feed-forward, heads: Grattafiori et al. 2024, arXiv 2407.21783, table 3
-    "8b": (32, 4096, 14336, 32),
-    "70b": (80, 8192, 28672, 64),
-    "405b": (126, 16384, 53248, 128),
-}
-
-
-def config(name: str) -> dict[str, object]:
-    """As in a Hugging Face ``config.json``."""
-    layers, hidden, ffn, heads = SHAPES[name]
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 8192,
-    }
+CONFIGS = {"8b": LLAMA_8B, "70b": LLAMA_70B, "405b": LLAMA_405B}
 
 
 def measure(name: str, copied: bool) -> dict[str, float]:
     """One capture in this process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
-        path.write_text(json.dumps(config(name)))
+        path.write_text(json.dumps(CONFIGS[name]))
         job = load_config(str(path))
         begun = time.process_time()
         graph = capture(job, 1, "cuda", copy_layers=copied)
@@ -59,7 +40,7 @@ def main() -> None:
         print(json.dumps(measure(sys.argv[2], sys.argv[3] == "copied")))
         return
     print(f"{'Llama 3':8} {'operators':>9} {'copied':>9} {'peak':>8} {'traced':>9} {'peak':>8} {'ratio':>6}")
-    for name in sys.argv[1:] or list(SHAPES):
+    for name in sys.argv[1:] or list(CONFIGS):
         found = []
         for how in ("copied", "traced"):
             command = [sys.executable, __file__, "--one", name, how]

@@ -1,6 +1,6 @@
 """Predicted against measured on this machine: many plans of the zoo's models with 2 real processes.
 
-    python tests/benchmarks/bench_local.py [--steps 12] [--models gpt,mlp] [--output bench-local]
+    PYTHONPATH=. python tests/benchmarks/bench_local.py [--steps 12] [--models gpt,mlp] [--output bench-local]
 
 Measures the machine for each model (a profile as ``autopar profile`` writes it), makes a plan for every combination of
 pins below, trains each for some steps in 2 gloo processes, and compares the median step time with the prediction.

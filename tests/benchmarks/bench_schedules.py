@@ -1,6 +1,6 @@
 """The schedule simulator against torch.distributed.pipelining: real gloo processes whose compute is sleep.
 
-    python tests/benchmarks/bench_schedules.py [--ranks 4,8]
+    PYTHONPATH=. python tests/benchmarks/bench_schedules.py [--ranks 4,8]
 
 Every schedule with equal and with unequal stages. What a hop between two stages costs is measured once, on passes of no
 length, and given to the simulator as the time of a send. Takes a few minutes.

@@ -1,6 +1,6 @@
 """Search time, capture apart, with the proven gap, on the zoo's GPT or on the cases given.
 
-    python tests/benchmarks/bench_search.py [MODEL:CLUSTER:BATCH ...]
+    PYTHONPATH=. python tests/benchmarks/bench_search.py [MODEL:CLUSTER:BATCH ...]
 
 Capturing happens inside the search, once per micro-batch size; its CPU time is measured and printed apart.
 """
@@ -8,41 +8,17 @@ Capturing happens inside the search, once per micro-batch size; its CPU time is 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from autopar.hardware.cluster import Cluster
-from autopar.model.capture import capture
-from autopar.model.graph import OpGraph
-from autopar.model.spec import TrainingJob, load
-from autopar.planner import planner
-from autopar.planner.planner import SearchResult, search
+from autopar.model.spec import load
+from tests.benchmarks.timed_search import timed_search
 
 ZOO = Path(__file__).parents[2] / "autopar/zoo"
 CASES = [f"{ZOO / 'gpt.py'}:{cluster}:16" for cluster in ("local-cpu-2", "local-cpu-4", "local-cpu-8")]
-
-
-def timed(job: TrainingJob, cluster: Cluster, batch: int, precision: str) -> tuple[SearchResult, float, float]:
-    """The result, and the CPU seconds of capturing and of all else; CPU time, so that a busy machine counts less."""
-    capturing = 0.0
-
-    def counted(captured: TrainingJob, size: int, device: str = "cpu") -> OpGraph:
-        nonlocal capturing
-        started = time.process_time()
-        graph = capture(captured, size, device)
-        capturing += time.process_time() - started
-        return graph
-
-    original, planner.capture = planner.capture, counted
-    started = time.process_time()
-    try:
-        found = search(job, cluster, batch, precision)
-    finally:
-        planner.capture = original
-    return found, capturing, time.process_time() - started - capturing
 
 
 def main(cases: list[str]) -> None:
@@ -52,7 +28,7 @@ def main(cases: list[str]) -> None:
         model, name, batch = case.rsplit(":", 2)
         cluster = Cluster.load(name)
         precision = "bf16" if cluster.device.kind == "cuda" else "fp32"
-        found, capturing, searching = timed(load(model), cluster, int(batch), precision)
+        found, capturing, searching = timed_search(load(model), cluster, int(batch), precision)
         best = found.plans[0]
         table.add_row(
             Path(model).stem,

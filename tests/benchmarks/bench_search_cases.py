@@ -1,6 +1,6 @@
 """Searches of published models on the clusters that train them: CPU seconds, peak memory, the best plan and its gap.
 
-    python tests/benchmarks/bench_search_cases.py [--time-limit S] [CASE ...]
+    PYTHONPATH=. python tests/benchmarks/bench_search_cases.py [--time-limit S] [CASE ...]
 
 Without cases the short ones run. Every case runs in its own process, so that its peak memory is its own; capturing
 happens inside the search and its CPU seconds are printed apart.
@@ -14,7 +14,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,10 @@ from rich.table import Table
 
 from autopar.errors import AutoparError
 from autopar.hardware.cluster import Cluster
-from autopar.model.capture import capture
-from autopar.model.graph import OpGraph
 from autopar.model.huggingface import load_config
-from autopar.model.spec import TrainingJob
-from autopar.planner import planner
-from autopar.planner.planner import SearchResult
+from autopar.planner.planner import describe_plan
+from tests.benchmarks.llama import LLAMA_8B, LLAMA_70B, LLAMA_405B, llama
+from tests.benchmarks.timed_search import timed_search
 
 
 @dataclass(frozen=True)
@@ -61,23 +58,6 @@ def gpt(layers: int, hidden: int, heads: int, positions: int = 2048) -> dict[str
     }
 
 
-def llama(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int = 8, **more: Any) -> dict[str, Any]:
-    """Llama 3's shapes (Grattafiori et al. 2024, arXiv 2407.21783, table 3)."""
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        **more,
-    }
-
-
-LLAMA_8B, LLAMA_70B = llama(32, 4096, 14336, 32), llama(80, 8192, 28672, 64)
 GPT_175B = gpt(96, 12288, 96)
 MIXTRAL = llama(56, 6144, 16384, 48, model_type="mixtral", architectures=["MixtralForCausalLM"], vocab_size=32768)
 MIXTRAL |= {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -96,35 +76,13 @@ CASES = {
     "llama-70b-64-h100": Case(LLAMA_70B, "dgx-h100-64", 128, 4096),
     "gpt-175b-64-a100": Case(GPT_175B, "dgx-a100-64", 64),
     "gpt-175b-1024-a100": Case(GPT_175B, "dgx-a100-1024", 1536),
-    "llama-405b-1024-h100": Case(llama(126, 16384, 53248, 128), "dgx-h100-1024", 256, 8192),
+    "llama-405b-1024-h100": Case(LLAMA_405B, "dgx-h100-1024", 256, 8192),
     "mixtral-8x22b-256-h100": Case(MIXTRAL, "h100-rail-256", 256, 4096),
     "deepseek-v3-2048-h100": Case(DEEPSEEK_V3, "h100-3tier-2048", 2048, 4096),
     "t5-11b-8-v100": Case(T5, "dgx-v100-8", 64, 512),
     "vit-22b-64-a100": Case(VIT_22B, "dgx-a100-64", 1024),
 }
 SHORT = ("gpt-1.3b-8-a100", "gpt-7b-8-a100", "llama-8b-8-h100", "llama-8b-8-4090")
-
-
-def searched(
-    job: TrainingJob, cluster: Cluster, batch: int, precision: str, limit: float | None
-) -> tuple[SearchResult, float, float]:
-    """The result, and the CPU seconds of capturing and of all else; CPU time, so that a busy machine counts less."""
-    capturing = 0.0
-
-    def counted(captured: TrainingJob, size: int, device: str = "cpu") -> OpGraph:
-        nonlocal capturing
-        started = time.process_time()
-        graph = capture(captured, size, device)
-        capturing += time.process_time() - started
-        return graph
-
-    original, planner.capture = planner.capture, counted
-    started = time.process_time()
-    try:
-        found = planner.search(job, cluster, batch, precision, time_limit_s=limit)
-    finally:
-        planner.capture = original
-    return found, capturing, time.process_time() - started - capturing
 
 
 def run(name: str, limit: float | None) -> dict[str, Any]:
@@ -136,7 +94,7 @@ def run(name: str, limit: float | None) -> dict[str, Any]:
         job, cluster = load_config(folder, length), Cluster.load(case.cluster)
         precision = "bf16" if "v100" not in cluster.device.name else "fp16"
         try:
-            found, capturing, searching = searched(job, cluster, case.batch, precision, limit)
+            found, capturing, searching = timed_search(job, cluster, case.batch, precision, time_limit_s=limit)
         except AutoparError as error:
             return {"plan": f"{error.what} {error.remedy}"}
     best = found.plans[0]
@@ -148,7 +106,7 @@ def run(name: str, limit: float | None) -> dict[str, Any]:
         "bound_s": round(found.lower_bound_s, 4),
         "gap_pct": round(100 * (best.optimality_gap or 0.0), 2),
         "complete": found.complete,
-        "plan": f"{planner.describe_plan(best)} x {best.micro_batches}, {best.schedule}",
+        "plan": f"{describe_plan(best)} x {best.micro_batches}, {best.schedule}",
     }
 
 

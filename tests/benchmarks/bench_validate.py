@@ -1,6 +1,6 @@
 """Errors of the published runs, and of each group when the fitted constant had not seen it.
 
-    python tests/benchmarks/bench_validate.py
+    PYTHONPATH=. python tests/benchmarks/bench_validate.py
 
 One constant of this table is fitted over all groups at once: how much of overlapped communication's time the compute
 beside it loses (``autopar.validate.trainers.INTERFERENCE``). "Left out" is a group's error with the value that is best

@@ -6,7 +6,8 @@ from itertools import accumulate
 
 from matplotlib.figure import Figure
 
-from autopar.cost.memory import Part, saved_per_micro_batch
+from autopar.cost.estimate import stage_parts
+from autopar.cost.memory import saved_per_micro_batch
 from autopar.report.explain import memory_parts
 from autopar.report.plots.style import AXES, BLUE, GREEN, MEMORY, VERMILION, figure, legend_below, seconds_unit
 from autopar.report.subject import Subject
@@ -57,7 +58,8 @@ def held_over_time(subject: Subject, rank: int) -> tuple[list[float], list[int]]
     """Seconds, and the bytes allocated from then on; a forward holds its activations from its start, a backward (where
     split, its gradients of weights) lets go at its end. The most is the rank's ``allocated`` peak."""
     estimate = subject.estimate
-    saved = {stage: saved_per_micro_batch(_parts(subject, stage)) for stage in estimate.held[rank]}
+    parts = stage_parts(subject.engine, subject.plan)
+    saved = {stage: saved_per_micro_batch(parts[stage]) for stage in estimate.held[rank]}
     changes: list[tuple[float, int]] = []
     for event in estimate.timeline.events():
         if event.rank == rank and event.action.kind != "I":
@@ -69,12 +71,3 @@ def held_over_time(subject: Subject, rank: int) -> tuple[list[float], list[int]]
     times = [0.0, *(time for time, _ in changes), estimate.step_time_s]
     held = list(accumulate((size for _, size in changes), initial=always))
     return times, [*held, held[-1]]
-
-
-def _parts(subject: Subject, stage: int) -> list[Part]:
-    graph, plan = subject.graph, subject.plan
-    blocks = {block.name: block for block in graph.blocks}
-    return [
-        (blocks[b.name], b, subject.engine.block_cost(graph, blocks[b.name], plan.layouts[b.layout], plan.mesh))
-        for b in plan.stage_blocks()[stage]
-    ]

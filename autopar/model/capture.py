@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from autopar.errors import AutoparError, CaptureError
+from autopar.model import store
 from autopar.model.blocks import find_blocks
 from autopar.model.functional import functional
 from autopar.model.graph import NodeKind, OpGraph, OpNode, TensorMeta
@@ -22,6 +23,7 @@ from autopar.model.lengthen import lengthened
 from autopar.model.operator_facts import OperatorFacts, Strided, differentiable, facts_of
 from autopar.model.origin import source_line
 from autopar.model.program import ROOT, Leaf, Program
+from autopar.model.recording import Recording
 from autopar.model.repeats import Repeat, find_repeats, shortened
 from autopar.model.spec import TrainingJob
 
@@ -29,16 +31,17 @@ PREFIX = f"{ROOT}."
 log = logging.getLogger(__name__)
 
 
-def capture(job: TrainingJob, batch_size: int, device: str = "cpu", copy_layers: bool = True) -> OpGraph:
+def capture(job: TrainingJob, batch_size: int, device: str = "cpu", afresh: bool = False) -> OpGraph:
     """Captures model and loss as an operator graph.
 
-    Layers that are alike (see :mod:`autopar.model.repeats`) are traced a few times and copied.
+    Layers that are alike (see :mod:`autopar.model.repeats`) are traced a few times and copied, and what was captured
+    before is read from disk (:mod:`autopar.model.store`).
 
     Args:
         job: the model.
         batch_size: samples of the micro-batch that the shapes are for.
         device: type of the device that it will run on (``cpu``, ``cuda``); decides what attention keeps.
-        copy_layers: False traces every layer; the result is the same, later.
+        afresh: traces every layer, and reads and keeps nothing; the result is the same, later.
 
     Raises:
         CaptureError: the model cannot be exported (data-dependent control flow, an operator without a fake rule);
@@ -50,14 +53,31 @@ def capture(job: TrainingJob, batch_size: int, device: str = "cpu", copy_layers:
         batch = job.flatten_batch(job.example_batch(batch_size))
     inputs = {k: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") for k, v in batch.items()}
     module = module.to("meta")
-    repeats = _repeats(module, inputs) if copy_layers else []
-    return _Builder(module, _program(job, module, inputs, repeats), batch_size, device).build()
+    recording = None if afresh else _recorded(module, inputs)
+    if recording is None:
+        return _Builder(module, _program(job, module, inputs, []), batch_size, device).build()
+    key = store.key_of(module, recording, batch_size, device)
+    graph = store.load(key) if key else None
+    if graph is None:
+        repeats = _repeats(module, inputs, recording)
+        graph = _Builder(module, _program(job, module, inputs, repeats), batch_size, device).build()
+        if key:
+            store.keep(key, graph)
+    return graph
 
 
-def _repeats(module: nn.Module, inputs: dict[str, torch.Tensor]) -> list[Repeat]:
+def _recorded(module: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording | None:
     try:
-        return find_repeats(module, inputs)
-    except Exception as error:  # the user's code may refuse meta tensors or fewer layers; the whole trace tells
+        return Recording.of(module, inputs)
+    except Exception as error:  # the user's code may refuse meta tensors; the trace tells
+        log.debug("nothing is copied or kept: %s: %s", type(error).__name__, error)
+        return None
+
+
+def _repeats(module: nn.Module, inputs: dict[str, torch.Tensor], recording: Recording) -> list[Repeat]:
+    try:
+        return find_repeats(module, inputs, recording)
+    except Exception as error:  # the user's code may refuse fewer layers; the whole trace tells
         log.debug("every layer is traced: %s: %s", type(error).__name__, error)
         return []
 

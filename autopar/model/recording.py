@@ -18,6 +18,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+UNKNOWN = "unknown "
+
 
 @dataclass(frozen=True)
 class Call:
@@ -40,6 +42,11 @@ class Recording:
 
     calls: list[Call] = field(default_factory=list)
     entered: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def known(self) -> bool:
+        """Whether every constant that was read has a value."""
+        return not any(leaf.startswith(UNKNOWN) for call in self.calls for leaf in call.leaves)
 
     @classmethod
     def of(
@@ -86,26 +93,43 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         made: list[int] = []
         leaves: list[str] = []
-        flat, structure = pytree.tree_flatten((args, kwargs))
-        words = [str(func), str(torch.is_grad_enabled()), str(structure)]
-        for value in flat:
-            if not isinstance(value, torch.Tensor):
-                words.append(repr(value))
-            elif id(value) in self._maker:
+        words = [str(func), str(torch.is_grad_enabled())]
+        self._read((args, kwargs), words, made, leaves)
+        result = func(*args, **kwargs)
+        outputs = [result] if isinstance(result, torch.Tensor) else _tensors_in(result)
+        for index, value in enumerate(outputs):
+            words.append(_layout(value))
+            self._maker[id(value)] = (len(self._recording.calls), index)
+        self._alive.append((args, kwargs, outputs))
+        self._recording.calls.append(Call(" ".join(words), tuple(made), tuple(leaves)))
+        return result
+
+    def _read(self, value: Any, words: list[str], made: list[int], leaves: list[str]) -> None:
+        """Adds an argument to a call's text, and to what it reads."""
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._maker:
                 position, index = self._maker[id(value)]
                 made.append(position)
                 words.append(f"result {index} {_layout(value)}")
             else:
                 leaves.append(self._leaves.get(id(value)) or _digest(value))
                 words.append(f"leaf {_layout(value)}")
-        result = func(*args, **kwargs)
-        outputs = [v for v in pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
-        words.extend(_layout(v) for v in outputs)
-        for index, value in enumerate(outputs):
-            self._maker[id(value)] = (len(self._recording.calls), index)
-        self._alive.append((flat, outputs))
-        self._recording.calls.append(Call(" ".join(words), tuple(made), tuple(leaves)))
-        return result
+        elif isinstance(value, tuple | list):
+            words.append("(")
+            for one in value:
+                self._read(one, words, made, leaves)
+            words.append(")")
+        elif isinstance(value, dict):
+            for key, one in value.items():
+                words.append(f"{key}=")
+                self._read(one, words, made, leaves)
+        else:
+            words.append(repr(value))
+
+
+def _tensors_in(result: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's results, in order."""
+    return [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
 
 
 def _layout(tensor: torch.Tensor) -> str:
@@ -115,5 +139,5 @@ def _layout(tensor: torch.Tensor) -> str:
 def _digest(tensor: torch.Tensor) -> str:
     """Names a constant by its value; one without a value is unlike any other."""
     if tensor.is_meta:
-        return f"unknown {id(tensor)}"
+        return f"{UNKNOWN}{id(tensor)}"
     return "constant " + hashlib.sha256(repr((tensor.shape, tensor.dtype, tensor.tolist())).encode()).hexdigest()

@@ -51,14 +51,14 @@ class Repeat:
         return self.period * self.copies
 
 
-def find_repeats(module: nn.Module, inputs: dict[str, torch.Tensor]) -> list[Repeat]:
+def find_repeats(module: nn.Module, inputs: dict[str, torch.Tensor], whole: Recording) -> list[Repeat]:
     """Runs of alike members of the module's lists, proven on recordings; empty where there are none.
 
     Args:
         module: on the meta device.
         inputs: keyword arguments, on the meta device.
+        whole: the recording of the module on these inputs.
     """
-    whole = Recording.of(module, inputs)
     facts = _Facts(module)
     repeats: list[Repeat] = []
     for path, members in _lists(module):

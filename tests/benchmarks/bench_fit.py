@@ -1,7 +1,7 @@
 """Fits the efficiency surfaces on the published operator tables and prints how far off they are.
 
-    PYTHONPATH=. python tests/benchmarks/bench_fit.py            errors of the parameters in profiles/devices, and cross-validation
-    PYTHONPATH=. python tests/benchmarks/bench_fit.py --refit    also the parameters that a fit on all rows finds
+    PYTHONPATH=. python tests/benchmarks/bench_fit.py          errors of the profiles, and cross-validation
+    PYTHONPATH=. python tests/benchmarks/bench_fit.py --refit  also the parameters that a fit on all rows finds
 
 Errors are of the logarithm of the time (0.04 is 4%). "left out" is the error on shapes that a fit had not seen, over
 five folds; duplicates of a shape are always in one fold. "by time" weights each row by its measured time, which is what

@@ -11,8 +11,10 @@ from torch import nn
 
 from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
+from autopar.model.recording import Recording
 from autopar.model.repeats import Repeat, find_repeats, longer_name
 from autopar.model.spec import TrainingJob, default_optimizer, load
+from autopar.model.store import VARIABLE
 from tests.model.hugging_face import SMALL, write_config
 
 DEEP: dict[str, dict[str, Any]] = {
@@ -26,6 +28,11 @@ DEEP: dict[str, dict[str, Any]] = {
     "whisper": {"encoder_layers": 8, "decoder_layers": 8},
     "mamba": {"num_hidden_layers": 8},
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")
 
 
 class Layer(nn.Module):
@@ -132,14 +139,15 @@ def assert_equal(copied: OpGraph, traced: OpGraph) -> None:
 def copies(job: TrainingJob) -> int:
     with torch.device("meta"):
         module, batch = job.loss_module(), job.flatten_batch(job.example_batch(2))
-    return sum(repeat.gone for repeat in find_repeats(module.to("meta"), batch))
+    recording = Recording.of(module.to("meta"), batch)
+    return sum(repeat.gone for repeat in find_repeats(module, batch, recording))
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_the_graph_equals_the_full_trace(name: str) -> None:
     build, expected = PROGRAMS[name]
     job = job_of(build)
-    assert_equal(capture(job, 2), capture(job, 2, copy_layers=False))
+    assert_equal(capture(job, 2), capture(job, 2, afresh=True))
     if name == "called_by_number":
         with pytest.raises(IndexError):  # capture then traces every layer
             copies(job)
@@ -153,7 +161,7 @@ def test_hugging_face_graphs_equal_the_full_trace(name: str, tmp_path: Path) -> 
     config = {k: v for k, v in {**SMALL[name], **DEEP[name]}.items() if v is not None}
     job = load(write_config(tmp_path, name, config))
     assert copies(job) > 0
-    assert_equal(capture(job, 2), capture(job, 2, copy_layers=False))
+    assert_equal(capture(job, 2), capture(job, 2, afresh=True))
 
 
 def test_members_behind_two_gaps_of_a_list_are_named_as_in_the_whole_model() -> None:

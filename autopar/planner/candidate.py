@@ -13,12 +13,16 @@ from autopar.hardware.topology import Group
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob
 from autopar.plan import BlockPlan, ClusterRef, Layout, ModelRef, Plan
+from autopar.planner.bound import fill
 from autopar.planner.case import Case
 from autopar.planner.chain import Chain
+from autopar.planner.chain_tables import ChainTables
+from autopar.planner.elimination import TooLarge
 from autopar.planner.inter import Cut
 from autopar.planner.memory_policy import Line, fastest_lines
 from autopar.planner.options import Option
 from autopar.planner.space import Candidate, Pins, schedules_of
+from autopar.sharding.resolve import axis_sizes
 
 SMALLEST, BETWEEN = (
     100.0,
@@ -27,6 +31,7 @@ SMALLEST, BETWEEN = (
 MOST_CUTS_PRICED = 24
 LINES_PRICED = 3
 
+_InnerMesh = tuple[int, tuple[tuple[str, int], ...], tuple[Group, ...]]  # micro-batch, axes and where they lie
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 
@@ -59,11 +64,18 @@ class Evaluator:
     def __init__(self, engine: Engine, job: TrainingJob, global_batch: int) -> None:
         self.engine, self.job, self.global_batch = engine, job, global_batch
         self._cases: dict[Candidate, Case] = {}
-        self._placed: dict[tuple[int, tuple[tuple[str, int], ...], tuple[Group, ...]], float] = {}
+        self._tables: dict[_InnerMesh, ChainTables | None] = {}
+        self._placed: dict[_InnerMesh, float] = {}
 
     def bound(self, candidate: Candidate) -> float:
-        """A quick lower bound on the step time: compute alone, filling and draining the pipeline included."""
-        return self._case(candidate).compute_bound() * fill(candidate.mesh.pp, candidate.micro_batches)
+        """A quick lower bound on the step time: operators and redistributions, parameters and memory for free.
+
+        Meshes whose inner axes lie alike on the topology share it, but for the fill and drain of the pipeline.
+        """
+        key = self._inner(candidate)
+        if key not in self._placed:
+            self._placed[key] = self._case(candidate).placed_bound()
+        return self._placed[key] * fill(candidate.mesh.pp, candidate.micro_batches)
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Whether parameters alone, divided as far as the mesh can, leave room."""
@@ -71,20 +83,10 @@ class Evaluator:
         needed = case.least_bytes() * (1 + cluster.device.allocator_overhead_fraction)
         return needed + cluster.device.context_bytes <= cluster.memory_limit_bytes
 
-    def tight_bound(self, candidate: Candidate) -> float:
-        """A lower bound with redistributions, and with parameters cut as far as the mesh can.
-
-        Every block takes its best layout by itself, which the fill and drain of the pipeline multiply; the cost of
-        parameters (gathers, gradient sums, optimizer) is spread evenly over the stages. Meshes whose inner axes lie
-        alike on the topology share the first part.
-        """
-        case = self._case(candidate)
-        groups = tuple(self.engine.group(candidate.mesh, axis) for axis in case.sizes)
-        key = (candidate.micro_batch, tuple(case.sizes.items()), groups)
-        if key not in self._placed:
-            self._placed[key] = case.placed_bound()
-        inside = self._placed[key] * fill(candidate.mesh.pp, candidate.micro_batches)
-        return max(self.bound(candidate), inside + case.parameter_bound() / candidate.mesh.pp)
+    def tight_bound(self, candidate: Candidate, pins: Pins) -> float:
+        """A lower bound with parameters, whole blocks in every stage, and within memory."""
+        modes = tuple(word == "full" for word in pins.options("recompute"))
+        return max(self.bound(candidate), self._case(candidate).step_bound(modes))
 
     def plans(self, candidate: Candidate, pins: Pins, cutoff: float) -> Iterator[Priced]:
         """Plans of a candidate, those that do not fit included; memory is weighed until one fits.
@@ -158,8 +160,22 @@ class Evaluator:
 
     def _case(self, candidate: Candidate) -> Case:
         if candidate not in self._cases:
-            self._cases[candidate] = Case(self.engine, candidate)
+            key = self._inner(candidate)
+            if key not in self._tables:
+                self._tables[key] = self._table(candidate)
+            self._cases[candidate] = Case(self.engine, candidate, self._tables[key])
         return self._cases[candidate]
+
+    def _inner(self, candidate: Candidate) -> _InnerMesh:
+        sizes = axis_sizes(candidate.mesh)
+        groups = tuple(self.engine.group(candidate.mesh, axis) for axis in sizes)
+        return candidate.micro_batch, tuple(sizes.items()), groups
+
+    def _table(self, candidate: Candidate) -> ChainTables | None:
+        try:
+            return ChainTables(self.engine.graph(candidate.micro_batch), candidate.mesh, self.engine)
+        except TooLarge:
+            return None
 
     def _price(self, plan: Plan) -> Priced:
         return Priced(plan, self.engine.estimate(plan))
@@ -187,15 +203,6 @@ class Evaluator:
             micro_batches=candidate.micro_batches,
             precision=cast(Precision, self.engine.precision),
         )
-
-
-def fill(pp: int, micro_batches: int) -> float:
-    """Least step time of a pipeline over the time of one micro-batch through all of it.
-
-    Stage s waits for the stages before it on the way in and out and works on every micro-batch:
-    ``step >= sum_{i<s} t_i + m t_s``. The stage times that level these give ``1 / (1 - (1 - 1/m)^pp)``.
-    """
-    return float(1.0 / (1.0 - (1.0 - 1.0 / micro_batches) ** pp))
 
 
 def name_layouts(graph: OpGraph, chosen: Sequence[Layout]) -> tuple[list[str], dict[str, Layout]]:

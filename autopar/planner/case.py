@@ -9,12 +9,15 @@ from autopar.cost.engine import Engine
 from autopar.cost.memory import FP32, OPTIMIZER_STATES, Part
 from autopar.model.graph import OpGraph
 from autopar.plan import BlockPlan, Mesh
-from autopar.planner.chain import Chain, ChainSolver, State
+from autopar.planner.bound import StageTerms, fill, lower_bound
+from autopar.planner.chain import Chain, best_chain
+from autopar.planner.chain_tables import Boundaries, ChainTables, State
 from autopar.planner.inter import BlockLoad, Cut, cuts
-from autopar.planner.intra import choices_of
+from autopar.planner.lazy_chain import ChainSolver
 from autopar.planner.memory_policy import OptionsOf
 from autopar.planner.options import Option, OptionMaker
-from autopar.planner.parameters import FREE, StepCosts
+from autopar.planner.parameters import StepCosts
+from autopar.planner.prices import Weights
 from autopar.planner.space import Candidate
 from autopar.sharding.placement import local_shape
 from autopar.sharding.resolve import axis_sizes
@@ -26,36 +29,55 @@ class Case:
     Args:
         engine: prices everything.
         candidate: the mesh, the micro-batch and how many there are.
+        tables: of the chain, or None where a block is too entangled for them.
     """
 
-    def __init__(self, engine: Engine, candidate: Candidate) -> None:
-        self.engine, self.candidate, self.mesh = engine, candidate, candidate.mesh
+    def __init__(self, engine: Engine, candidate: Candidate, tables: ChainTables | None) -> None:
+        self.engine, self.candidate, self.mesh, self.tables = engine, candidate, candidate.mesh, tables
         self.graph: OpGraph = engine.graph(candidate.micro_batch)
         self.blocks, self.sizes = self.graph.blocks, axis_sizes(candidate.mesh)
-        scale = FP32 * self.graph.parameter_count // self.mesh.pp // math.prod(self.sizes.values())
-        in_flight = min(self.mesh.pp, candidate.micro_batches)
-        self.costs = StepCosts(engine, self.mesh, candidate.micro_batches, scale, in_flight)
-        self._solvers: dict[tuple[float, bool], ChainSolver] = {}
+        self.boundaries = Boundaries(self.graph, self.mesh) if tables is None else tables.boundaries
+        self.costs = StepCosts(engine, self.mesh, candidate.micro_batches, FP32 * self.graph.parameter_count)
         self._chains: dict[tuple[float, bool], Chain] = {}
         self._makers: dict[tuple[bool, ...], OptionMaker] = {}
 
     # --- bounds -----------------------------------------------------------------------------------------------------
 
-    def compute_bound(self) -> float:
-        """Seconds per micro-batch of all blocks, each operator at its cheapest strategy, without communication."""
-        kinds = self.graph.block_kinds().values()
-        return sum(len(blocks) * sum(self._cheapest(name) for name in blocks[0].nodes) for blocks in kinds)
+    def placed_bound(self) -> float:
+        """Seconds per micro-batch of all blocks, redistributions included, parameters and memory for free."""
+        if self.tables is None:
+            return ChainSolver(self.graph, self.mesh, self.engine, Weights()).lower_bound()
+        return best_chain(self.tables, Weights(made_s=0.0)).seconds
 
-    def _cheapest(self, name: str) -> float:
-        node = self.graph.nodes[name]
-        return min(
-            sum(self.engine.operator_cost(self.graph, node, dict(zip(self.sizes, choice, strict=True)), self.mesh))
-            for choice in choices_of(self.graph, node, self.sizes)
+    def step_bound(self, modes: Sequence[bool]) -> float:
+        """Seconds a step within memory; infinite where nothing fits.
+
+        Args:
+            modes: allowed recomputation.
+        """
+        pp, count = self.mesh.pp, self.candidate.micro_batches
+        if self.tables is None:
+            return self.placed_bound() * fill(pp, count) + self.parameter_bound() / pp
+        return lower_bound(self.tables, self.terms(modes))
+
+    def terms(self, modes: Sequence[bool]) -> StageTerms:
+        """What this mesh adds to the tables."""
+        return StageTerms(
+            stages=self.mesh.pp,
+            micro_batches=self.candidate.micro_batches,
+            element_s=self.costs.element_s,
+            once_s=self.costs.once_s,
+            reduction_s={axis: self.costs.reduction(axis) for axis in self.sizes},
+            element_bytes=self.costs.element_bytes,
+            limit_bytes=self.limit_bytes(),
+            modes=tuple(modes),
         )
 
-    def placed_bound(self) -> float:
-        """Seconds per micro-batch of all blocks, redistributions included and parameters for free."""
-        return ChainSolver(self.graph, self.mesh, self.engine, FREE, 1).lower_bound()
+    def limit_bytes(self) -> float:
+        """What tensors of one device may take."""
+        cluster = self.engine.cluster
+        room = cluster.memory_limit_bytes - cluster.device.context_bytes
+        return room / (1 + cluster.device.allocator_overhead_fraction)
 
     def parameter_bound(self) -> float:
         """Seconds a step of all parameters together: gathers, gradient sums, optimizer; cut as far as the mesh can."""
@@ -71,22 +93,27 @@ class Case:
 
     # --- layouts ----------------------------------------------------------------------------------------------------
 
-    def solver(self, price: float, recompute: bool = False) -> ChainSolver:
-        """Layouts along the chain when a byte costs ``price`` times what it takes on average."""
-        key = (price, recompute)
-        if key not in self._solvers:
-            unit = price * self._seconds_per_byte() if price else 0.0
-            self._solvers[key] = ChainSolver(
-                self.graph, self.mesh, self.engine, self.costs, self.candidate.micro_batches, unit, recompute
-            )
-        return self._solvers[key]
-
     def chain(self, price: float, recompute: bool = False) -> Chain:
-        """The best layouts at a price of memory."""
+        """The best layouts when a byte costs ``price`` times what it takes on average."""
         key = (price, recompute)
         if key not in self._chains:
-            self._chains[key] = self.solver(price, recompute).best()
+            weights = self._weights(price * self._seconds_per_byte() if price else 0.0, recompute)
+            if self.tables is None:
+                self._chains[key] = ChainSolver(self.graph, self.mesh, self.engine, weights).best()
+            else:
+                self._chains[key] = best_chain(self.tables, weights)
         return self._chains[key]
+
+    def _weights(self, price: float, recompute: bool) -> Weights:
+        """Seconds per micro-batch; parameters weigh by the inverse of the micro-batches held against activations."""
+        count = self.candidate.micro_batches
+        held = min(self.mesh.pp, count)
+        return Weights(
+            forward=2.0 if recompute else 1.0,
+            element_s=self.costs.element_s + self.costs.once_s / count + price * self.costs.element_bytes / held,
+            reduction_s={axis: self.costs.reduction(axis) / count for axis in self.sizes},
+            kept_s=price,
+        )
 
     def _seconds_per_byte(self) -> float:
         """The model's time over the bytes it keeps, both whole."""
@@ -104,14 +131,11 @@ class Case:
 
     def cuts(self, chain: Chain, schedule: str, may_recompute: bool) -> list[Cut]:
         """Ways to cut the chain into stages, most promising first."""
-        pp, cluster = self.mesh.pp, self.engine.cluster
+        pp = self.mesh.pp
         if pp == 1:
             return [(0,)]
-        limit = (cluster.memory_limit_bytes - cluster.device.context_bytes) / (
-            1 + cluster.device.allocator_overhead_fraction
-        )
         loads, held = self._loads(chain), self.in_flight(schedule)
-        return cuts(loads, pp, self.candidate.micro_batches, held, limit, may_recompute)
+        return cuts(loads, pp, self.candidate.micro_batches, held, self.limit_bytes(), may_recompute)
 
     def even_cut(self) -> Cut:
         """Equal numbers of blocks."""
@@ -169,16 +193,16 @@ class Case:
 
     def options(self, chains: Sequence[Chain], modes: Sequence[bool]) -> OptionsOf:
         """What each block may do: any layout where all can be tried, else those of the chains."""
-        maker, solver = self.maker(modes), self.solver(0.0)
+        maker = self.maker(modes)
         small = self.is_small()
         found: dict[tuple[int, State], list[Option]] = {}
 
         def of(index: int, before: State) -> list[Option]:
             if (index, before) not in found:
-                block, arriving = self.blocks[index], solver.arriving(index, before)
+                block, arriving = self.blocks[index], self.boundaries.arriving(index, before)
                 options: list[Option] = []
                 if small:
-                    for after in solver.states[index]:
+                    for after in self.boundaries.states[index]:
                         options += maker.every(block, arriving, after)
                 else:
                     for chain in chains:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from autopar.model.graph import Block
-from autopar.planner.chain import State
+from autopar.planner.chain_tables import State
 from autopar.planner.options import Option
 
 MOST_LABELS = 160  # per boundary placement; beyond, labels are thinned to those that trade time for total memory

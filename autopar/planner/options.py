@@ -13,9 +13,9 @@ from autopar.cost.memory import FP32, OPTIMIZER_STATES
 from autopar.errors import PlanError
 from autopar.model.graph import Block, OpGraph
 from autopar.plan import Layout, Mesh
-from autopar.planner.chain import State
-from autopar.planner.intra import Choice, Spec, choices_of
+from autopar.planner.chain_tables import State
 from autopar.planner.parameters import StepCosts
+from autopar.planner.prices import Choice, Spec, choices_of
 from autopar.sharding.placement import R
 from autopar.sharding.resolve import axis_sizes
 
@@ -81,7 +81,7 @@ class OptionMaker:
         seconds = forward * (2 if recompute else 1) + cost.backward_s + cost.communication("backward")
         elements = sum(cost.parameter_elements)
         once = FP32 * elements * self.costs.seconds_per_byte
-        once += sum(self.costs.reduction(axis, n // FP32) for axis, n in cost.step_reduction_bytes.items())
+        once += sum(self.costs.reduction(axis) * (n // FP32) for axis, n in cost.step_reduction_bytes.items())
         held = -(-elements // self.costs.divided)
         return Option(
             layout=layout,

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from autopar.cost.engine import Engine
 from autopar.cost.estimate import ADAMW_TRAFFIC
 from autopar.cost.memory import FP32, OPTIMIZER_STATES
-from autopar.model.graph import OpNode
 from autopar.plan import Mesh
 
 
@@ -21,28 +20,21 @@ class StepCosts:
 
     Args:
         scale_bytes: size of gradients around which prices are taken, about that of one stage.
-        in_flight: micro-batches whose activations are held; parameters weigh by its inverse against activations.
     """
 
-    def __init__(
-        self, engine: Engine, mesh: Mesh, micro_batches: int, scale_bytes: int, in_flight: float = 1.0
-    ) -> None:
+    def __init__(self, engine: Engine, mesh: Mesh, micro_batches: int, scale_bytes: int) -> None:
         self.engine, self.mesh, self.micro_batches = engine, mesh, micro_batches
         self.scale = max(1024.0, float(scale_bytes))
-        self.in_flight = in_flight
         self.divided = mesh.dp_shard if mesh.dp_shard > 1 else 1
-        self.seconds_per_byte = self._optimizer() + self._data_parallel() + self._accumulate()
+        self.micro_s_per_byte = self._gather() + self._accumulate()
+        self.once_s_per_byte = self._optimizer() + self._reduce()
+        self.seconds_per_byte = self.once_s_per_byte + micro_batches * self.micro_s_per_byte
 
-    def step(self, node: OpNode, local_numel: int) -> tuple[float, float]:
-        """Seconds a step and bytes at rest of one trainable parameter with so many local elements."""
-        nbytes = FP32 * local_numel
-        return nbytes * self.seconds_per_byte, nbytes * (2 + OPTIMIZER_STATES) / self.divided / self.in_flight
-
-    def reduction(self, axis: str, local_numel: int) -> float:
-        """Seconds a step to sum a replicated parameter's partial gradient over an axis."""
+    def reduction(self, axis: str) -> float:
+        """Seconds a step and local element to sum a replicated parameter's partial gradient over an axis."""
         group, comm = self.engine.group(self.mesh, axis), self.engine.communication
         per_byte = self._slope(lambda n: comm.collective_time("all_reduce", n, group)) + self._copy(4)
-        return FP32 * local_numel * per_byte
+        return FP32 * per_byte
 
     def _slope(self, seconds: Callable[[float], float]) -> float:
         return max(0.0, (seconds(self.scale) - seconds(self.scale / 2)) / (self.scale / 2))
@@ -57,13 +49,19 @@ class StepCosts:
         norm = self._slope(lambda n: compute.memory_time(n, "reduction"))
         return (rate + norm) / self.divided
 
-    def _data_parallel(self) -> float:
+    def _gather(self) -> float:
+        """Whole parameters, gathered in each micro-batch forward and backward."""
+        if self.divided == 1:
+            return 0.0
+        group, comm = self.engine.group(self.mesh, "dp_shard"), self.engine.communication
+        return 2 * (self._slope(lambda n: comm.collective_time("all_gather", n, group)) + self._copy(2))
+
+    def _reduce(self) -> float:
+        """Gradients, summed over data once a step."""
         comm, mesh = self.engine.communication, self.mesh
         if self.divided > 1:
             group = self.engine.group(mesh, "dp_shard")
-            gather = self._slope(lambda n: comm.collective_time("all_gather", n, group)) + self._copy(2)
-            scatter = self._slope(lambda n: comm.collective_time("reduce_scatter", n, group)) + self._copy(2)
-            total = 2 * self.micro_batches * gather + scatter
+            total = self._slope(lambda n: comm.collective_time("reduce_scatter", n, group)) + self._copy(2)
             if mesh.dp_replicate > 1:
                 outer = self.engine.group(mesh, "dp_replicate")
                 total += self._slope(lambda n: comm.collective_time("all_reduce", n, outer)) / self.divided
@@ -74,18 +72,23 @@ class StepCosts:
         return 0.0
 
     def _accumulate(self) -> float:
+        """Adding up gradients, in every micro-batch but the first, as an average of them all."""
         rate = self.engine.cluster.overheads.accumulate_s_per_byte
-        return (self.micro_batches - 1) * (3 / self.engine.cluster.device.bandwidth() if rate is None else rate)
+        rate = 3 / self.engine.cluster.device.bandwidth() if rate is None else rate
+        return (self.micro_batches - 1) / self.micro_batches * rate
 
+    @property
+    def element_s(self) -> float:
+        """Seconds per local element of what happens in every micro-batch."""
+        return FP32 * self.micro_s_per_byte
 
-class _Free:
-    """Parameters that cost nothing; what is found with them bounds what is found with any prices."""
+    @property
+    def once_s(self) -> float:
+        """Seconds per local element of what happens once a step."""
+        return FP32 * self.once_s_per_byte
 
-    def step(self, node: OpNode, local_numel: int) -> tuple[float, float]:
-        return 0.0, 0.0
-
-    def reduction(self, axis: str, local_numel: int) -> float:
-        return 0.0
-
-
-FREE = _Free()
+    @property
+    def element_bytes(self) -> float:
+        """At rest, and whole gradients where sharded parameters keep them until the last micro-batch."""
+        whole = FP32 if self.divided > 1 and self.micro_batches > 1 else 0
+        return FP32 * (2 + OPTIMIZER_STATES) / self.divided + whole

@@ -134,7 +134,7 @@ class _Search:
                 return min(proven, bound), False
             self.progress(done, total, describe(candidate))
             if not tightened:
-                heapq.heappush(queue, (self.evaluator.tight_bound(candidate), 1, order, candidate))
+                heapq.heappush(queue, (self.evaluator.tight_bound(candidate, pins), 1, order, candidate))
                 continue
             done += 1
             fitted = False

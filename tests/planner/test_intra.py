@@ -12,9 +12,10 @@ from autopar.cost.engine import Engine
 from autopar.errors import PlanError
 from autopar.hardware.cluster import Cluster
 from autopar.model.capture import capture
-from autopar.model.graph import Block, OpGraph, OpNode
+from autopar.model.graph import Block, OpGraph
 from autopar.plan import Layout, Mesh
-from autopar.planner.intra import Problem, boundary_specs, solve
+from autopar.planner.intra import Problem, solve
+from autopar.planner.prices import BlockPrices, Weights, boundary_specs
 from autopar.sharding.placement import R, S
 from autopar.sharding.resolve import resolve
 from autopar.sharding.rules import strategies
@@ -23,14 +24,8 @@ from tests.planner.models import RESIDUAL, TIED, TWO_LINEARS, job_of
 OPTIMIZER_S, REDUCTION_S = 1e-9, 2e-9  # per element
 
 
-class StepCosts:
-    """An optimizer that takes so long per element, and sums of gradients that take so long per element."""
-
-    def step(self, node: OpNode, local_numel: int) -> tuple[float, float]:
-        return OPTIMIZER_S * local_numel, 16.0 * local_numel
-
-    def reduction(self, axis: str, local_numel: int) -> float:
-        return REDUCTION_S * local_numel
+def weights(micro_batches: int) -> Weights:
+    return Weights(element_s=OPTIMIZER_S / micro_batches, reduction_s={"tp": REDUCTION_S / micro_batches})
 
 
 def seconds_of(engine: Engine, graph: OpGraph, block: Block, layout: Layout, mesh: Mesh, micro_batches: int) -> float:
@@ -79,8 +74,9 @@ def test_equals_enumeration(text: str, sizes: dict[str, object], tp: int, tmp_pa
     engine = Engine(lambda n: capture(job, n), Cluster.load("local-cpu-4"))
     mesh = Mesh(tp=tp)
     for block in graph.blocks:
-        free = Problem(graph, block, mesh, (None,) * len(block.inputs), (None,) * len(block.outputs), micro_batches=2)
-        solution = solve(free, engine, StepCosts())
+        prices = BlockPrices(graph, block, mesh, engine)
+        free = Problem(prices, (None,) * len(block.inputs), (None,) * len(block.outputs), weights=weights(2))
+        solution = solve(free)
         assert solution is not None
         resolve(graph, block, solution.layout, mesh)
         mine = seconds_of(engine, graph, block, solution.layout, mesh, 2)
@@ -98,7 +94,7 @@ def test_boundaries_are_those_asked_for(tmp_path: Path) -> None:
             (spec,) if (spec,) in boundary_specs(graph, n, {"tp": 2}) else (R,) for n in (*block.inputs, *block.outputs)
         )
         inputs, outputs = ends[: len(block.inputs)], ends[len(block.inputs) :]
-        solution = solve(Problem(graph, block, Mesh(tp=2), inputs, outputs), engine, StepCosts())
+        solution = solve(Problem(BlockPrices(graph, block, Mesh(tp=2), engine), inputs, outputs))
         assert solution is not None
         assert (solution.inputs, solution.outputs) == (inputs, outputs)
         assert solution.layout.outputs == [{"tp": str(p[0])} for p in outputs]

@@ -16,8 +16,8 @@ from autopar.hardware.cluster import Cluster
 from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.plan import BlockPlan, ClusterRef, Layout, Mesh, ModelRef, Plan
-from autopar.planner.intra import boundary_specs
 from autopar.planner.planner import search
+from autopar.planner.prices import boundary_specs
 from autopar.sharding.rules import strategies
 from tests.planner.models import CHAIN, job_of
 

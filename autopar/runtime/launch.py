@@ -20,6 +20,7 @@ from autopar.model.capture import capture
 from autopar.model.spec import load
 from autopar.plan import Plan
 from autopar.runtime.parallelize import check_runnable
+from autopar.runtime.pipeline import check_schedule
 from autopar.runtime.trainer import Options
 from autopar.runtime.worker import work
 from autopar.sharding.resolve import resolve_plan
@@ -65,6 +66,7 @@ def check_plan(plan: Plan, source: str) -> None:
     check_runnable(plan)
     graph = capture(load(source), plan.micro_batch)
     plan.check_model(graph.fingerprint, source)
+    check_schedule(graph, plan)
     resolve_plan(graph, plan)
 
 

@@ -22,7 +22,7 @@ from autopar.plan import INTRA_AXES, Plan
 from autopar.runtime.gradients import Trained, clip, global_norm, reduce_gradients
 from autopar.runtime.loss_weights import valid_label_counter
 from autopar.runtime.parameters import as_whole, initial_weights, local_tensors
-from autopar.runtime.pipeline import MULTI, make_schedule, stages_of_rank, weighted
+from autopar.runtime.pipeline import MULTI, check_schedule, make_schedule, stages_of_rank, weighted
 from autopar.runtime.random import is_random, step_stream
 from autopar.runtime.stage import AUTOCAST, BATCH, Stage, activation_dtypes, boundary_examples, build_stage
 from autopar.runtime.statistics import average_over_data, running_statistics
@@ -44,6 +44,7 @@ def parallelize(job: TrainingJob, plan: Plan) -> ParallelModel:
     check_runnable(plan)
     graph = capture(job, plan.micro_batch)
     plan.check_model(graph.fingerprint, job.source)
+    check_schedule(graph, plan)
     resolved = resolve_plan(graph, plan)
     return ParallelModel(job, plan, graph, resolved, build_topology(plan))
 

@@ -16,6 +16,9 @@ from torch.distributed.pipelining import (
 )
 
 from autopar.errors import PlanError
+from autopar.model.graph import OpGraph
+from autopar.plan import Plan
+from autopar.runtime.stage import crossing
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MULTI = {
@@ -25,6 +28,7 @@ MULTI = {
     "dualpipev": ScheduleDualPipeV,
 }
 V_SHAPED = ("zbv", "dualpipev")
+SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv", "dualpipev")  # gradients of weights later than those of inputs
 
 
 def stages_of_rank(schedule: str, rank: int, ranks: int, virtual: int) -> list[int]:
@@ -42,6 +46,34 @@ def stages_of_rank(schedule: str, rank: int, ranks: int, virtual: int) -> list[i
             raise PlanError(f"schedule {schedule!r} has virtual_stages {virtual}", "It needs exactly 2")
         return [rank, 2 * ranks - 1 - rank]
     return [rank + i * ranks for i in range(virtual)]
+
+
+def check_schedule(graph: OpGraph, plan: Plan) -> None:
+    """Refuses a schedule that torch would fail on in the middle of a step.
+
+    Raises:
+        PlanError: there are fewer micro-batches than 1F1B's stages, or a schedule that splits the backward pass meets
+            a stage with several inputs that carry gradients (torch walks the part of the graph that they share twice).
+    """
+    if plan.mesh.pp == 1:
+        return
+    if plan.schedule == "1f1b" and plan.micro_batches < plan.mesh.pp:
+        raise PlanError(
+            f"schedule '1f1b' has {plan.micro_batches} micro-batches for {plan.mesh.pp} stages",
+            f"Use at least {plan.mesh.pp} micro-batches, or gpipe",
+        )
+    if plan.schedule not in SPLIT_BACKWARD:
+        return
+    names = [b.name for b in graph.blocks]
+    entering = crossing(graph, [names.index(first) for first in plan.stages])
+    for first, activations in zip(plan.stages, entering, strict=False):
+        moving = [a for a in activations if graph.nodes[a].requires_grad]
+        if len(moving) > 1:
+            raise PlanError(
+                f"schedule {plan.schedule!r} cannot split the backward pass of the stage from block {first!r}: "
+                f"{len(moving)} activations with gradients enter it ({', '.join(moving)})",
+                "Use 1f1b, gpipe or interleaved_1f1b",
+            )
 
 
 def weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,9 @@ class Stage(nn.Module):
             else:
                 results = block(*inputs)
             values.update(zip(resolved.block.outputs, results, strict=True))
-        sent = tuple(values[n].view_as(values[n]) if n in self.receives else values[n] for n in self.sends)
+        sent = tuple(
+            _Own.apply(values[n]) if n in self.receives or values[n]._is_view() else values[n] for n in self.sends
+        )
         return sent[0] if len(sent) == 1 else sent
 
     def _recomputed(self, block: nn.Module, inputs: list[torch.Tensor]) -> Any:
@@ -70,6 +72,19 @@ class Stage(nn.Module):
             return checkpoint(block, *inputs, use_reentrant=False)
         contexts = lambda: (nullcontext(), unchanged(block))  # noqa: E731  of the forward pass, of the second one
         return checkpoint(block, *inputs, use_reentrant=False, context_fn=contexts)
+
+
+class _Own(torch.autograd.Function):
+    """The same memory under a tensor of its own: schedules that split the backward pass detach a stage's results in
+    place, which autograd allows neither for views nor for what another stage sent."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0]
 
 
 def crossing(graph: OpGraph, cuts: list[int]) -> list[list[str]]:

@@ -159,6 +159,11 @@ def resolve(graph: OpGraph, block: Block, layout: Layout, mesh: Mesh) -> Resolve
             conversion = Conversion(src, dst, partial, node.requires_grad)
             if not conversion.is_identity:
                 conversions[axis] = conversion
+        if conversions and len(node.outputs) > 1:
+            raise PlanError(
+                f"block {block.name!r} would redistribute all results of {producer!r} ({node.op}) at once",
+                "Place the operators that take its single results as it makes them, and redistribute after those",
+            )
         shape = node.outputs[0].shape if node.outputs else ()
         edges.append(Edge(producer, conversion_steps(conversions, source, sizes, shape, producer), tuple(consumers)))
     return ResolvedBlock(
@@ -300,10 +305,16 @@ def conversion_steps(
     shape: tuple[int, ...],
     name: str,
 ) -> tuple[Step, ...]:
-    """Gathers from the innermost axis out, then cuts from the outermost in; each with its shape on that axis."""
+    """Gathers from the innermost axis out, then cuts from the outermost in; each with its shape on that axis.
+
+    Raises:
+        PlanError: a dimension would change on one axis while an inner axis splits it further: its pieces would end up
+            in another order than the placements say.
+    """
     axes = [a for a in reversed(sizes) if a in conversions and not conversions[a].dst.is_shard]
     axes += [a for a in sizes if a in conversions and conversions[a].dst.is_shard]
     now = {axis: source.get(axis, R) for axis in sizes}
+    order = list(sizes)
     steps = []
     for axis in axes:
         others = [(p, sizes[a]) for a, p in now.items() if a != axis]
@@ -316,6 +327,13 @@ def conversion_steps(
         ):
             raise PlanError(
                 f"{name} would move a shard between dimensions that another axis also splits", "Gather it first"
+            )
+        inner = order[order.index(axis) + 1 :]
+        if any(now[a].is_shard and now[a].dim in nested for a in inner):
+            raise PlanError(
+                f"{name} would change from {conversion.src} to {conversion.dst} on {axis} while an inner axis splits "
+                "the same dimension",
+                f"Gather it on {', '.join(inner)} as well, or place it alike before and after",
             )
         steps.append(Step(axis, conversion, local_shape(shape, others)))
         now[axis] = conversion.dst

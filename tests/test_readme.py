@@ -1,61 +1,40 @@
-"""The README's commands and examples, run as they stand, in a folder of a newcomer's own."""
+"""What the README and the pages of docs/ show, done as it stands in a folder of a newcomer's own."""
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-PYTHON = [text for language, text in BLOCKS if language == "python" and "import autopar" in text]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+from tests.documents import ROOT, links, replay
+
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+named = pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
 
 
-def commands() -> list[str]:
-    """Every line of a plain block that is an autopar command."""
-    lines = [line for language, text in BLOCKS if not language for line in text.splitlines()]
-    return [line for line in lines if line.startswith("autopar ")]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("newcomer")
-
-
-def run(words: list[str], folder: Path) -> str:
-    done = subprocess.run(words, cwd=folder, env=ENV, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, f"{words}: {done.stderr}"
-    return done.stdout
-
-
-def test_every_command_runs_in_the_order_of_the_readme(folder: Path) -> None:
-    assert len(commands()) >= 7
-    for line in commands():
-        words = shlex.split(line)[1:]
-        if words[0] == "profile":
-            words += ["--budget", "3"]
-        run([sys.executable, "-m", "autopar.cli", *words], folder)
+def test_readme_runs(tmp_path: Path) -> None:
+    printed = replay(README, tmp_path)
+    assert len(printed) >= 11
     for name in ("model.py", "plan.json", "metrics.jsonl", "profile.json"):
-        assert (folder / name).is_file()
-
-
-def test_python_examples_run(folder: Path) -> None:
-    plan, loop = PYTHON
-    (folder / "plan.py").write_text(plan)
-    (folder / "loop.py").write_text(loop)
-    assert float(run([sys.executable, "plan.py"], folder).splitlines()[-1]) > 0
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    losses = [float(line.split()[1]) for line in run([*launcher, "loop.py"], folder).splitlines()]
+        assert (tmp_path / name).is_file()
+    plan, loop = (out for text, out in printed.items() if "import autopar" in text)
+    assert float(plan.splitlines()[-1]) > 0
+    losses = [float(line.split()[1]) for line in loop.splitlines()]
     assert len(losses) == 3
     assert losses[2] < losses[0]
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_runs(page: Path, tmp_path: Path) -> None:
+    replay(page, tmp_path)
+
+
+@named
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in links(page):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_readme_names_every_page() -> None:
+    assert {(ROOT / target).resolve() for target in links(README)} >= set(PAGES)

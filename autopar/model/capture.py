@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputKind
 
 from autopar.errors import AutoparError, CaptureError
 from autopar.model import store
+from autopar.model.autocast import AUTOCAST
 from autopar.model.blocks import find_blocks
 from autopar.model.functional import functional
 from autopar.model.graph import NodeKind, OpGraph, OpNode, TensorMeta
@@ -31,7 +32,9 @@ PREFIX = f"{ROOT}."
 log = logging.getLogger(__name__)
 
 
-def capture(job: TrainingJob, batch_size: int, device: str = "cpu", afresh: bool = False) -> OpGraph:
+def capture(
+    job: TrainingJob, batch_size: int, device: str = "cpu", precision: str = "fp32", afresh: bool = False
+) -> OpGraph:
     """Captures model and loss as an operator graph.
 
     Layers that are alike (see :mod:`autopar.model.repeats`) are traced a few times and copied, and what was captured
@@ -41,6 +44,7 @@ def capture(job: TrainingJob, batch_size: int, device: str = "cpu", afresh: bool
         job: the model.
         batch_size: samples of the micro-batch that the shapes are for.
         device: type of the device that it will run on (``cpu``, ``cuda``); decides what attention keeps.
+        precision: ``bf16``, ``fp16`` and ``fp8`` give dtypes and saved tensors under autocast; operators are the same.
         afresh: traces every layer, and reads and keeps nothing; the result is the same, later.
 
     Raises:
@@ -55,12 +59,13 @@ def capture(job: TrainingJob, batch_size: int, device: str = "cpu", afresh: bool
     module = module.to("meta")
     recording = None if afresh else _recorded(module, inputs)
     if recording is None:
-        return _Builder(module, _program(job, module, inputs, []), batch_size, device).build()
-    key = store.key_of(module, recording, batch_size, device)
+        return _Builder(module, _program(job, module, inputs, []), batch_size, device, AUTOCAST[precision]).build()
+    key = store.key_of(job.source.removeprefix("hf:"), module, recording, batch_size, device, precision)
     graph = store.load(key) if key else None
     if graph is None:
         repeats = _repeats(module, inputs, recording)
-        graph = _Builder(module, _program(job, module, inputs, repeats), batch_size, device).build()
+        program = _program(job, module, inputs, repeats)
+        graph = _Builder(module, program, batch_size, device, AUTOCAST[precision]).build()
         if key:
             store.keep(key, graph)
     return graph
@@ -121,8 +126,11 @@ def _user_line(error: BaseException, source: str) -> str:
 class _Builder:
     """Turns an exported program into an OpGraph."""
 
-    def __init__(self, module: nn.Module, program: Program, batch_size: int, device: str) -> None:
-        self.module, self.program, self.batch_size, self.device = module, program, batch_size, device
+    def __init__(
+        self, module: nn.Module, program: Program, batch_size: int, device: str, autocast: torch.dtype | None
+    ) -> None:
+        self.module, self.program, self.batch_size = module, program, batch_size
+        self.device, self.autocast = device, autocast
         self.graph, self.nodes = fx.Graph(), {}  # type: tuple[fx.Graph, dict[str, OpNode]]
         self.new: dict[fx.Node, fx.Node] = {}
         self.constants: dict[str, torch.Tensor] = {}
@@ -209,7 +217,8 @@ class _Builder:
             self._getitem(new, operands[0], int(new.args[1]))  # type: ignore[arg-type]
             return
         needs_grad = [self.nodes[name].requires_grad for name in operands]
-        facts = facts_of(node, [self.laid_out[name][0] for name in operands], needs_grad, self.device, self.known)
+        laid_out = [self.laid_out[name][0] for name in operands]
+        facts = facts_of(node, laid_out, needs_grad, self.device, self.autocast, self.known)
         self.laid_out[new.name] = facts.outputs
         self.roots[new.name] = tuple(None if i is None else self._root(operands[i]) for i in facts.views)
         shared = set(self.roots[new.name])

@@ -26,7 +26,8 @@ class Call:
     """One operator call.
 
     Attributes:
-        text: the operator, whether gradients are recorded, its settings, and the layouts of what it reads and makes.
+        text: the operator, whether gradients are recorded and autocast is on, its settings, and the layouts of what it
+            reads and makes.
         made: positions of the calls whose results it reads, in order.
         leaves: what else it reads, in order: names of parameters, buffers and inputs, or digests of constants.
     """
@@ -93,7 +94,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         made: list[int] = []
         leaves: list[str] = []
-        words = [str(func), str(torch.is_grad_enabled())]
+        words = [str(func), str(torch.is_grad_enabled()), *(str(torch.is_autocast_enabled(d)) for d in ("cpu", "cuda"))]
         self._read((args, kwargs), words, made, leaves)
         result = func(*args, **kwargs)
         outputs = [result] if isinstance(result, torch.Tensor) else _tensors_in(result)

@@ -2,9 +2,10 @@
 
 A graph is kept under the hash of everything that it follows from: the recording of a forward pass on meta tensors
 (:mod:`autopar.model.recording`: every operator call with its settings, layouts and constants, and the modules that made
-them), the names, layouts and tying of parameters and buffers, and the versions of Python, torch and autopar. What the
-model's code reads to arrive there (other files, the environment) needs no watching, since a change that matters changes
-the recording. The source lines that the graph names hold for the files as they were: it keeps their hashes too.
+them), the names, layouts and tying of parameters and buffers, the files of the model and of its modules' classes, and
+the versions of Python, torch and autopar. What else the model's code reads to arrive there (data files, environment)
+needs no watching, since a change that matters changes the recording. The source lines that the graph names hold for the
+files as they were: it keeps their hashes too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import os
 import pickle
 import platform
+import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -38,7 +40,9 @@ def folder() -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "autopar"
 
 
-def key_of(module: nn.Module, recording: Recording, batch_size: int, device: str) -> str | None:
+def key_of(
+    source: str, module: nn.Module, recording: Recording, batch_size: int, device: str, precision: str
+) -> str | None:
     """The name that a capture is kept under; None where the recording read a constant of unknown value."""
     if not recording.known:
         return None
@@ -47,7 +51,11 @@ def key_of(module: nn.Module, recording: Recording, batch_size: int, device: str
     def add(*facts: object) -> None:
         digest.update(repr(facts).encode())
 
-    add(platform.python_version(), torch.__version__, _own_version(), batch_size, device)
+    add(platform.python_version(), torch.__version__, _own_version(), batch_size, device, precision)
+    classes = {type(child).__module__ for child in module.modules()}
+    files = {file for name in classes if (file := getattr(sys.modules.get(name), "__file__", None))}
+    for file in sorted({source, *files}):
+        add(file, _hash(file))
     for call in recording.calls:
         add(call.text, call.made, call.leaves)
     add(sorted(recording.entered.items()))
@@ -98,13 +106,6 @@ def _path(key: str) -> Path | None:
     return None if where is None else where / "graphs" / f"{key}.graph"
 
 
-def _hash(file: str) -> str | None:
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:
-        return None
-
-
 @cache
 def _own_version() -> str:
     """Hash of the code that makes graphs."""
@@ -112,3 +113,10 @@ def _own_version() -> str:
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _hash(file: str) -> str | None:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return None

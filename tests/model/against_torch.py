@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ from torch import fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
-from autopar.model.spec import TrainingJob
+from autopar.model.spec import Batch, TrainingJob
 from autopar.model.summary import saved_bytes
 
 
@@ -46,14 +48,22 @@ def check_flops(job: TrainingJob, graph: OpGraph) -> None:
     assert (graph.forward_flops, graph.backward_flops) == (forward.get_total_flops(), backward.get_total_flops())
 
 
-def kept_bytes(job: TrainingJob, batch_size: int) -> int:
+def kept_bytes(
+    job: TrainingJob, batch_size: int, autocast: torch.dtype | None = None, graph: OpGraph | None = None
+) -> int:
     """Bytes that autograd keeps in one real forward pass; unique storages, parameters, buffers and inputs apart.
 
     Without oneDNN, whose recurrent layers keep a workspace of a size of their own.
+
+    Args:
+        autocast: dtype of an autocast around the pass.
+        graph: runs its operators instead of the module.
     """
     module = job.loss_module()
     batch = job.flatten_batch(job.example_batch(batch_size))
-    apart = {t.untyped_storage().data_ptr() for t in [*module.parameters(), *module.buffers(), *batch.values()]}
+    constants = graph.constants.values() if graph else []
+    held = [*module.parameters(), *module.buffers(), *batch.values(), *constants]
+    apart = {t.untyped_storage().data_ptr() for t in held}
     kept: dict[int, torch.Tensor] = {}  # the tensors, so that no storage is freed and its address used again
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,8 +72,9 @@ def kept_bytes(job: TrainingJob, batch_size: int) -> int:
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
-    with hooks, torch.backends.mkldnn.flags(enabled=False):
-        loss = module(**batch)
+    narrowed = torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None)
+    with hooks, torch.backends.mkldnn.flags(enabled=False), narrowed:
+        loss = module(**batch) if graph is None else run_graph(graph, module.model, batch)
     total = sum(t.untyped_storage().nbytes() for t in kept.values())
     del loss
     return total
@@ -72,6 +83,32 @@ def kept_bytes(job: TrainingJob, batch_size: int) -> int:
 def check_saved(job: TrainingJob, graph: OpGraph) -> None:
     """Saved activations equal, to the byte, what autograd keeps."""
     assert saved_bytes(graph, graph.blocks) == kept_bytes(job, graph.batch_size)
+
+
+def check_saved_under_autocast(job: TrainingJob, batch_size: int, reads_dtypes: bool) -> None:
+    """The same of the graph in bf16.
+
+    Args:
+        reads_dtypes: the model turns tensors into the dtype that others have (``y.to(x.dtype)``), which capture fixes:
+            then what runs, the graph, is compared and not the module.
+    """
+    graph = capture(job, batch_size, precision="bf16")
+    expected = kept_bytes(job, batch_size, torch.bfloat16, graph)
+    assert saved_bytes(graph, graph.blocks) == expected
+    assert reads_dtypes == (expected != kept_bytes(job, batch_size, torch.bfloat16))
+
+
+def in_bf16(job: TrainingJob) -> TrainingJob:
+    """The same model with parameters, buffers and inputs in bf16 where they float."""
+
+    def narrow(value: Any) -> Any:
+        return value.bfloat16() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    def example_batch(size: int) -> Batch:
+        batch = job.example_batch(size)
+        return {k: narrow(v) for k, v in batch.items()} if isinstance(batch, dict) else tuple(map(narrow, batch))
+
+    return replace(job, build_model=lambda: job.build_model().to(torch.bfloat16), example_batch=example_batch)
 
 
 def run_graph(graph: OpGraph, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -12,7 +12,15 @@ from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob, load
 from autopar.model.summary import flops_by_kind
-from tests.model.against_torch import check_flops, check_gradients, check_parameters, check_saved, run_graph
+from tests.model.against_torch import (
+    check_flops,
+    check_gradients,
+    check_parameters,
+    check_saved,
+    check_saved_under_autocast,
+    in_bf16,
+    run_graph,
+)
 
 ZOO = Path(__file__).parents[2] / "autopar/zoo"
 MODELS = ["gpt", "gpt_tied", "mlp", "moe", "seq2seq", "vit"]
@@ -39,6 +47,15 @@ def test_flops_equal_torchs_counter(job: TrainingJob, graph: OpGraph) -> None:
 
 def test_saved_activations_equal_what_autograd_keeps(job: TrainingJob, graph: OpGraph) -> None:
     check_saved(job, graph)
+
+
+def test_saved_activations_under_autocast_equal_what_autograd_keeps(job: TrainingJob) -> None:
+    check_saved_under_autocast(job, 4, reads_dtypes=False)
+
+
+def test_saved_activations_of_bf16_parameters_equal_what_autograd_keeps(job: TrainingJob) -> None:
+    narrow = in_bf16(job)
+    check_saved(narrow, capture(narrow, 4))
 
 
 def test_the_graph_computes_the_models_loss_and_gradients(job: TrainingJob, graph: OpGraph) -> None:

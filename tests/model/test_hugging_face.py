@@ -7,10 +7,18 @@ import pytest
 from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob, load
-from tests.model.against_torch import check_flops, check_gradients, check_parameters, check_saved
+from tests.model.against_torch import (
+    check_flops,
+    check_gradients,
+    check_parameters,
+    check_saved,
+    check_saved_under_autocast,
+    in_bf16,
+)
 from tests.model.hugging_face import SMALL, write_config
 
 pytest.importorskip("transformers")
+READS_DTYPES = {"qwen3", "qwen3_moe", "t5", "gpt_oss", "mamba", "deepseek_v3"}
 
 
 @pytest.fixture(scope="module", params=sorted(SMALL))
@@ -33,6 +41,15 @@ def test_flops_equal_torchs_counter(job: TrainingJob, graph: OpGraph) -> None:
 
 def test_saved_activations_equal_what_autograd_keeps(job: TrainingJob, graph: OpGraph) -> None:
     check_saved(job, graph)
+
+
+def test_saved_activations_under_autocast_equal_what_autograd_keeps(job: TrainingJob) -> None:
+    check_saved_under_autocast(job, 2, reads_dtypes=job.name in READS_DTYPES)
+
+
+def test_saved_activations_of_bf16_parameters_equal_what_autograd_keeps(job: TrainingJob) -> None:
+    narrow = in_bf16(job)
+    check_saved(narrow, capture(narrow, 2))
 
 
 def test_the_graph_computes_the_models_loss_and_gradients(job: TrainingJob, graph: OpGraph) -> None:

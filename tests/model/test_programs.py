@@ -10,7 +10,15 @@ import torch
 from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob, load
-from tests.model.against_torch import check_flops, check_gradients, check_parameters, check_saved, run_graph
+from tests.model.against_torch import (
+    check_flops,
+    check_gradients,
+    check_parameters,
+    check_saved,
+    check_saved_under_autocast,
+    in_bf16,
+    run_graph,
+)
 
 PROGRAMS = Path(__file__).parent / "programs"
 KINDS = {  # block kinds and how many there are of each; a first layer without input gradients is a kind of its own
@@ -62,6 +70,19 @@ def test_flops_equal_torchs_counter(job: TrainingJob, graph: OpGraph) -> None:
 
 def test_saved_activations_equal_what_autograd_keeps(job: TrainingJob, graph: OpGraph) -> None:
     check_saved(job, graph)
+
+
+def test_saved_activations_under_autocast_equal_what_autograd_keeps(job: TrainingJob) -> None:
+    if job.name == "lstm":
+        pytest.skip("one operator, whose steps the CPU's autocast casts one by one")
+    check_saved_under_autocast(job, 4, reads_dtypes=False)
+
+
+def test_saved_activations_of_bf16_parameters_equal_what_autograd_keeps(job: TrainingJob) -> None:
+    if job.name == "rotary":
+        pytest.skip("complex numbers have no bf16")
+    narrow = in_bf16(job)
+    check_saved(narrow, capture(narrow, 4))
 
 
 def test_the_graph_computes_the_models_loss_and_gradients(job: TrainingJob, graph: OpGraph) -> None:

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench notebooks clean
 
 demo: $(VENV)/.base  ## the main job: capture, measure, search, train on this machine
 	$(BIN)/autopar demo
@@ -32,6 +32,9 @@ $(VENV)/.dev: $(VENV)/.base
 	@echo "Installing test and lint tools into $(VENV) ..."
 	$(PIP) -e '.[dev,hf]'
 	touch $@
+
+notebooks: $(VENV)/.dev  ## runs the notebooks again and keeps their outputs
+	OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from autopar.report.plots.style import BLUE, GREY, ORANGE, figure, legend_below
+from autopar.report.plots.style import BLUE, GREY, ORANGE, figure, legend_below, thousands
 
 
 def scaling(table: pd.DataFrame) -> Figure:
@@ -26,7 +26,7 @@ def scaling(table: pd.DataFrame) -> Figure:
     axes.set_yscale("log", base=2)
     counts = sorted(set(table["devices"]))
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(thousands)
     axes.set(xlabel="devices", ylabel="tokens/s, all devices")
     axes.set_title("Scaling of the best plan")
     legend_below(axes)
@@ -51,7 +51,10 @@ def sweep(table: pd.DataFrame, over: str, value: str = "tokens_per_s") -> Figure
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(rows[over]), [f"{x:g}" for x in rows[over]])
     axes.set(xlabel=_words(over), ylabel=_words(value))
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * rows[value].max())
+    axes.margins(x=0.12)
+    if rows[value].max() >= 1000:
+        axes.yaxis.set_major_formatter(thousands)
     axes.set_title(f"Best plan over {_words(over)}")
     return made
 

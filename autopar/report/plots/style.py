@@ -59,6 +59,11 @@ def legend_below(axes: Axes) -> None:
         )
 
 
+def thousands(value: float, _: object = None) -> str:
+    """A tick's number with its thousands apart."""
+    return f"{value:,.0f}"
+
+
 def seconds_unit(longest_s: float) -> tuple[float, str]:
     """Units in one second, and their name, such that the longest time reads as 1 to 1000."""
     for per_second, name in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench notebooks clean
+.PHONY: demo test lint bench notebooks bench-local clean
 
 demo: $(VENV)/.base  ## the main job: capture, measure, search, train on this machine
 	$(BIN)/autopar demo
@@ -18,7 +18,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev  ## the scripts that print the numbers of the README; half an hour on an idle machine
-	for script in tests/benchmarks/bench_*.py; do \
+	for script in $(filter-out %/bench_local.py,$(wildcard tests/benchmarks/bench_*.py)); do \
 	  echo "== $$script"; PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; \
 	done
 
@@ -35,6 +35,9 @@ $(VENV)/.dev: $(VENV)/.base
 
 notebooks: $(VENV)/.dev  ## runs the notebooks again and keeps their outputs
 	OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
+
+bench-local: $(VENV)/.dev  ## predicted against measured steps of some hundred plans; kept in bench-local/, can be cut short
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_local.py --output bench-local
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.network_namespaces import enter
+
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["torch.distributed.pipelining", "autopar.runtime.trainer"])
 START_S, CALL_S = 120.0, 280.0
@@ -36,14 +38,15 @@ class Group:
     Args:
         world: number of processes.
         prepare: runs once before the processes are forked; what it caches, all of them have.
+        hosts: network namespaces that the processes are dealt over, or none to stay in this one.
     """
 
-    def __init__(self, world: int, prepare: Callable[[], object] | None = None) -> None:
+    def __init__(self, world: int, prepare: Callable[[], object] | None = None, hosts: tuple[str, ...] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory()
         pipes = [_SERVER.Pipe() for _ in range(world)]
         self._ranks = [mine for mine, _ in pipes]
         theirs = [other for _, other in pipes]
-        self._leader = _SERVER.Process(target=_lead, args=(self._folder.name, theirs, prepare))
+        self._leader = _SERVER.Process(target=_lead, args=(self._folder.name, theirs, prepare, hosts))
         self._leader.start()
         for other in theirs:
             other.close()
@@ -111,13 +114,15 @@ class Group:
         self.close()
 
 
-def spawn(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+def spawn(world: int, function: Callable[..., Any], *args: Any, hosts: tuple[str, ...] = ()) -> list[Any]:
     """Runs ``function(*args)`` in ``world`` processes of one gloo group; a failure in any is raised here."""
-    with Group(world) as group:
+    with Group(world, hosts=hosts) as group:
         return group.run(function, *args)
 
 
-def _lead(folder: str, connections: list[Connection], prepare: Callable[[], object] | None) -> None:
+def _lead(
+    folder: str, connections: list[Connection], prepare: Callable[[], object] | None, hosts: tuple[str, ...]
+) -> None:
     """Forks the processes and waits for them."""
     torch.set_num_threads(1)
     if prepare is not None:
@@ -126,7 +131,7 @@ def _lead(folder: str, connections: list[Connection], prepare: Callable[[], obje
     for rank in range(len(connections)):
         pid = os.fork()
         if pid == 0:
-            _serve(rank, folder, connections)
+            _serve(rank, folder, connections, hosts)
         children.append(pid)
     for connection in connections:
         connection.close()
@@ -134,7 +139,7 @@ def _lead(folder: str, connections: list[Connection], prepare: Callable[[], obje
         os.waitpid(pid, 0)
 
 
-def _serve(rank: int, folder: str, connections: list[Connection]) -> None:
+def _serve(rank: int, folder: str, connections: list[Connection], hosts: tuple[str, ...]) -> None:
     """One process: answers calls until it is told to end. Never returns."""
     mine = connections[rank]
     for other in connections:
@@ -143,6 +148,8 @@ def _serve(rank: int, folder: str, connections: list[Connection]) -> None:
     _end_with(os.getppid())
     store, world = f"file://{Path(folder) / 'store'}", len(connections)
     try:
+        if hosts:
+            enter(hosts[rank % len(hosts)])
         dist.init_process_group("gloo", rank=rank, world_size=world, init_method=store, timeout=timedelta(seconds=60))
         mine.send((True, os.getpid()))
         while (call := mine.recv()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -53,6 +54,19 @@ class Priced:
         return self.estimate.peak_reserved - self.estimate.memory_limit
 
 
+class _Best:
+    """The fastest plan of a candidate that fits, or what it must beat."""
+
+    def __init__(self, cutoff: float) -> None:
+        self.seconds, self.found = cutoff, False
+
+    def seen(self, priced: Priced) -> Priced:
+        """Notes a plan."""
+        if priced.excess_bytes <= 0:
+            self.seconds, self.found = min(self.seconds, priced.seconds), True
+        return priced
+
+
 class Evaluator:
     """Finds the best plans of candidates of one job on one cluster.
 
@@ -97,62 +111,63 @@ class Evaluator:
         case = self._case(candidate)
         modes = tuple(word == "full" for word in pins.options("recompute"))
         fastest = case.chain(0.0)
-        missed = best = float("inf")
+        best = _Best(cutoff)
+        missed = math.inf
         if False in modes:
-            for schedule in schedules_of(candidate, pins):
-                for cut in case.cuts(fastest, schedule, True in modes)[:MOST_CUTS_PRICED]:
-                    priced = self._price(self._plan(case, fastest.layouts, cut, schedule))
-                    yield priced
-                    if priced.excess_bytes <= 0:
-                        best = min(best, priced.seconds)
-                    else:
-                        missed = min(missed, priced.seconds)
-            if missed >= min(best, cutoff):
+            for schedule, cut in self._shapes(case, pins, modes, best):
+                priced = best.seen(self._price(self._plan(case, fastest.layouts, cut, schedule)))
+                yield priced
+                missed = min(missed, priced.seconds if priced.excess_bytes > 0 else math.inf)
+            if missed >= best.seconds:
                 return
-        yield from self._within_memory(case, pins, modes)
+        yield from self._within_memory(case, pins, modes, best)
 
-    def _within_memory(self, case: Case, pins: Pins, modes: Sequence[bool]) -> Iterator[Priced]:
+    def _shapes(self, case: Case, pins: Pins, modes: Sequence[bool], best: _Best) -> Iterator[tuple[str, Cut]]:
+        """Schedules and cuts that may beat the best so far."""
+        for schedule in reversed(schedules_of(case.candidate, pins)):  # 1F1B holds the least
+            for cut in case.cuts(schedule, modes)[:MOST_CUTS_PRICED]:
+                if case.cut_bound(cut, schedule, modes) < best.seconds:
+                    yield schedule, cut
+
+    def _within_memory(self, case: Case, pins: Pins, modes: Sequence[bool], best: _Best) -> Iterator[Priced]:
         """The fastest mixes of layouts and recomputation that fit; if there is none, the smallest plan."""
         chains = [case.chain(0.0)]
         if case.sizes:
             chains.append(case.chain(SMALLEST, modes[-1]))
-        found = list(self._mixed(case, chains, pins, modes))
-        if not found:
+        yield from self._mixed(case, chains, pins, modes, best)
+        if not best.found and math.isinf(best.seconds):
             smallest = chains[-1]
             for schedule in schedules_of(case.candidate, pins):
-                for cut in case.cuts(smallest, schedule, True)[:1] or [case.even_cut()]:
+                for cut in case.cuts(schedule, modes)[:1] or [case.even_cut()]:
                     yield self._price(self._plan(case, smallest.layouts, cut, schedule, [modes[-1]] * len(case.blocks)))
-            return
-        yield from found
-        if case.sizes and not case.is_small():
+        elif case.sizes and not case.is_small():
             chains += [case.chain(price) for price in BETWEEN]
-            yield from self._mixed(case, chains, pins, modes)
+            yield from self._mixed(case, chains, pins, modes, best)
 
-    def _mixed(self, case: Case, chains: Sequence[Chain], pins: Pins, modes: Sequence[bool]) -> Iterator[Priced]:
+    def _mixed(
+        self, case: Case, chains: Sequence[Chain], pins: Pins, modes: Sequence[bool], best: _Best
+    ) -> Iterator[Priced]:
         options = case.options(chains, modes)
-        device = self.engine.cluster.device
-        reserve = self.engine.cluster.memory_limit_bytes
-        limit = (reserve - device.context_bytes) / (1 + device.allocator_overhead_fraction)
-        for schedule in schedules_of(case.candidate, pins):
+        device, reserve = self.engine.cluster.device, self.engine.cluster.memory_limit_bytes
+        for schedule, cut in self._shapes(case, pins, modes, best):
             in_flight = case.in_flight(schedule)
-            for cut in case.cuts(chains[-1], schedule, True in modes)[:MOST_CUTS_PRICED]:
-                shape = self._plan(case, chains[0].layouts, cut, schedule)
+            shape = self._plan(case, chains[0].layouts, cut, schedule)
 
-                def fits(
-                    stage: int,
-                    first: int,
-                    last: int,
-                    chosen: Sequence[Option],
-                    shape: Plan = shape,
-                    held: Sequence[int] = in_flight,
-                ) -> bool:
-                    parts = case.parts(first, last, chosen)
-                    return rank_memory(shape, [(parts, held[stage])], device).reserved <= reserve
+            def fits(
+                stage: int,
+                first: int,
+                last: int,
+                chosen: Sequence[Option],
+                shape: Plan = shape,
+                held: Sequence[int] = in_flight,
+            ) -> bool:
+                parts = case.parts(first, last, chosen)
+                return rank_memory(shape, [(parts, held[stage])], device).reserved <= reserve
 
-                count = case.candidate.micro_batches
-                lines = fastest_lines(case.blocks, cut, options, in_flight, limit, fits, case.send_seconds, count)
-                for line in lines[:LINES_PRICED]:
-                    yield self._price(self._of_line(case, line, cut, schedule))
+            count, limit = case.candidate.micro_batches, case.limit_bytes()
+            lines = fastest_lines(case.blocks, cut, options, in_flight, limit, fits, case.send_seconds, count)
+            for line in lines[:LINES_PRICED]:
+                yield best.seen(self._price(self._of_line(case, line, cut, schedule)))
 
     def _of_line(self, case: Case, line: Line, cut: Cut, schedule: str) -> Plan:
         layouts = [option.layout for option in line.options]

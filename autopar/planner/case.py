@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from autopar.cost.engine import Engine
 from autopar.cost.memory import FP32, OPTIMIZER_STATES, Part
 from autopar.model.graph import OpGraph
 from autopar.plan import BlockPlan, Mesh
-from autopar.planner.bound import StageTerms, fill, lower_bound
+from autopar.planner.bound import Position, Relaxation, StageTerms, fill, lower_bound, positions, relax
 from autopar.planner.chain import Chain, best_chain
 from autopar.planner.chain_tables import Boundaries, ChainTables, State
-from autopar.planner.inter import BlockLoad, Cut, cuts
+from autopar.planner.elimination import Array
+from autopar.planner.inter import BlockLoad, Cut, cuts, stage_times
 from autopar.planner.lazy_chain import ChainSolver
 from autopar.planner.memory_policy import OptionsOf
 from autopar.planner.options import Option, OptionMaker
@@ -39,6 +42,7 @@ class Case:
         self.boundaries = Boundaries(self.graph, self.mesh) if tables is None else tables.boundaries
         self.costs = StepCosts(engine, self.mesh, candidate.micro_batches, FP32 * self.graph.parameter_count)
         self._chains: dict[tuple[float, bool], Chain] = {}
+        self._relaxed: dict[tuple[tuple[Position, ...], tuple[bool, ...]], list[Relaxation]] = {}
         self._makers: dict[tuple[bool, ...], OptionMaker] = {}
 
     # --- bounds -----------------------------------------------------------------------------------------------------
@@ -56,22 +60,45 @@ class Case:
             modes: allowed recomputation.
         """
         pp, count = self.mesh.pp, self.candidate.micro_batches
-        if self.tables is None:
+        relaxed = self.relaxed(positions(pp, count), modes)
+        if not relaxed:
             return self.placed_bound() * fill(pp, count) + self.parameter_bound() / pp
-        return lower_bound(self.tables, self.terms(modes))
+        return lower_bound(relaxed)
 
-    def terms(self, modes: Sequence[bool]) -> StageTerms:
-        """What this mesh adds to the tables."""
+    def relaxed(self, stages: Sequence[Position], modes: Sequence[bool]) -> list[Relaxation]:
+        """Least seconds of all runs of blocks as each stage; none without tables."""
+        if self.tables is None:
+            return []
+        key = (tuple(stages), tuple(modes))
+        if key not in self._relaxed:
+            self._relaxed[key] = relax(self.tables, self._terms(modes), stages)
+        return self._relaxed[key]
+
+    def cut_bound(self, cut: Cut, schedule: str, modes: Sequence[bool]) -> float:
+        """Seconds a step that no plan with this cut and schedule can beat."""
+        relaxed = self.relaxed(self.positions(schedule), modes)
+        return min((one.of_cut(cut) for one in relaxed), default=0.0)
+
+    def _terms(self, modes: Sequence[bool]) -> StageTerms:
         return StageTerms(
-            stages=self.mesh.pp,
             micro_batches=self.candidate.micro_batches,
             element_s=self.costs.element_s,
             once_s=self.costs.once_s,
             reduction_s={axis: self.costs.reduction(axis) for axis in self.sizes},
             element_bytes=self.costs.element_bytes,
             limit_bytes=self.limit_bytes(),
+            leaving=self._leaving() if self.mesh.pp > 1 else (),
             modes=tuple(modes),
         )
+
+    def _leaving(self) -> tuple[Array, ...]:
+        """Of every block, seconds of sending its outputs on and their gradients back, in each state."""
+        known: dict[tuple[str, int], Array] = {}
+        for index, block in enumerate(self.blocks):
+            key = (block.kind, len(self.boundaries.states[index]))
+            if key not in known:
+                known[key] = np.array([self.send_seconds(index, state) for state in self.boundaries.states[index]])
+        return tuple(known[b.kind, len(self.boundaries.states[i])] for i, b in enumerate(self.blocks))
 
     def limit_bytes(self) -> float:
         """What tensors of one device may take."""
@@ -129,13 +156,23 @@ class Case:
         pp, count = self.mesh.pp, self.candidate.micro_batches
         return [min(count, pp - stage) if schedule == "1f1b" else count for stage in range(pp)]
 
-    def cuts(self, chain: Chain, schedule: str, may_recompute: bool) -> list[Cut]:
+    def positions(self, schedule: str) -> list[Position]:
+        """Of every stage under a schedule."""
+        every = positions(self.mesh.pp, self.candidate.micro_batches)
+        return every if schedule == "1f1b" else [Position(self.candidate.micro_batches, 1) for _ in every]
+
+    def cuts(self, schedule: str, modes: Sequence[bool]) -> list[Cut]:
         """Ways to cut the chain into stages, most promising first."""
-        pp = self.mesh.pp
-        if pp == 1:
+        if self.mesh.pp == 1:
             return [(0,)]
-        loads, held = self._loads(chain), self.in_flight(schedule)
-        return cuts(loads, pp, self.candidate.micro_batches, held, self.limit_bytes(), may_recompute)
+        held, count = self.in_flight(schedule), self.candidate.micro_batches
+        relaxed = self.relaxed(self.positions(schedule), modes)
+        if relaxed:
+            times = np.min([one.critical for one in relaxed], axis=0)
+            return cuts(times, [float(leaving.min()) for leaving in self._leaving()], count)
+        loads = self._loads(self.chain(0.0))
+        times = stage_times(loads, held, self.limit_bytes(), True in modes)
+        return cuts(times, [load.send_s for load in loads], count)
 
     def even_cut(self) -> Cut:
         """Equal numbers of blocks."""

@@ -42,41 +42,36 @@ class BlockLoad:
     recomputed_bytes: float
 
 
-def cuts(
-    loads: Sequence[BlockLoad],
-    stages: int,
-    micro_batches: int,
-    in_flight: Sequence[int],
-    memory_bytes: float,
-    may_recompute: bool = True,
-) -> list[Cut]:
+def cuts(times: Array, send: Sequence[float], micro_batches: int) -> list[Cut]:
     """Ways to cut worth pricing, most promising first.
 
     Args:
-        loads: of every block, in order.
-        stages: how many.
+        times: ``[stage, a, b]``: seconds per micro-batch of blocks a..b-1 as that stage, infinite where it cannot be.
+        send: of every block, seconds to send its outputs on and their gradients back.
         micro_batches: per step.
-        in_flight: per stage, the most micro-batches it holds at once.
-        memory_bytes: what a stage may take.
 
     Returns:
         All of them where they are few, else the best by formula; none where there are fewer blocks than stages.
     """
-    if stages > len(loads):
+    stages, count = times.shape[0], times.shape[1]
+    if stages > count:
         return []
-    times = _stage_times(loads, stages, in_flight, memory_bytes, may_recompute)
-    if math.comb(len(loads) - 1, stages - 1) <= MOST_ENUMERATED:
-        every = [(0, *inner) for inner in combinations(range(1, len(loads)), stages - 1)]
-        return sorted(every, key=lambda cut: (_formula(cut, times, loads, micro_batches), cut))
-    return _by_programming(times, loads, stages, micro_batches)
+    if math.comb(count - 1, stages - 1) <= MOST_ENUMERATED:
+        every = [(0, *inner) for inner in combinations(range(1, count), stages - 1)]
+        return sorted(every, key=lambda cut: (_formula(cut, times, send, micro_batches), cut))
+    return _by_programming(times, send, micro_batches)
 
 
-def _stage_times(
-    loads: Sequence[BlockLoad], stages: int, in_flight: Sequence[int], memory_bytes: float, may_recompute: bool
+def stage_times(
+    loads: Sequence[BlockLoad], in_flight: Sequence[int], memory_bytes: float, may_recompute: bool
 ) -> Array:
     """Seconds per micro-batch of blocks i..j-1 as stage s, at [s, i, j]; as much recomputed as memory asks for.
 
     Infinite where even full recomputation does not fit.
+
+    Args:
+        in_flight: per stage, the most micro-batches it holds at once.
+        memory_bytes: what a stage may take.
     """
 
     def spans(values: list[float]) -> Array:
@@ -86,31 +81,31 @@ def _stage_times(
     seconds, forward = spans([b.seconds for b in loads]), spans([b.forward_s for b in loads])
     fixed = spans([b.fixed_bytes for b in loads])
     saved, least = spans([b.saved_bytes for b in loads]), spans([b.recomputed_bytes for b in loads])
-    found = np.empty((stages, len(loads) + 1, len(loads) + 1))
-    for stage in range(stages):
+    found = np.empty((len(in_flight), len(loads), len(loads) + 1))
+    for stage in range(len(in_flight)):
         missing = fixed + in_flight[stage] * saved - memory_bytes
         gain = np.maximum(in_flight[stage] * (saved - least), 1e-9)
         share = np.clip(missing / gain, 0.0, None)
         time = seconds + np.minimum(share, 1.0) * forward
-        found[stage] = np.where(share > (1.0 if may_recompute else 0.0), np.inf, time)
+        found[stage] = np.where(share > (1.0 if may_recompute else 0.0), np.inf, time)[:-1]
     return found
 
 
-def _formula(cut: Cut, times: Array, loads: Sequence[BlockLoad], micro_batches: int) -> float:
-    ends = (*cut[1:], len(loads))
+def _formula(cut: Cut, times: Array, send: Sequence[float], micro_batches: int) -> float:
+    ends = (*cut[1:], times.shape[1])
     each = [times[s, i, j] for s, (i, j) in enumerate(zip(cut, ends, strict=True))]
-    send = sum(loads[j - 1].send_s for j in cut[1:])
+    sent = sum(send[j - 1] for j in cut[1:])
     if math.inf in each:
         return math.inf
-    return float(sum(each) + send + (micro_batches - 1) * max(each))
+    return float(sum(each) + sent + (micro_batches - 1) * max(each))
 
 
-def _by_programming(times: Array, loads: Sequence[BlockLoad], stages: int, micro_batches: int) -> list[Cut]:
+def _by_programming(times: Array, sends: Sequence[float], micro_batches: int) -> list[Cut]:
     """The best cut under each of a few bounds on the slowest stage, ascending from the least possible one."""
     finite = np.unique(times[np.isfinite(times) & (times > 0)])
     if not len(finite):
         return []
-    send = np.array([0.0, *(b.send_s for b in loads)])
+    send, stages = np.array([0.0, *sends]), len(times)
     low, high = 0, len(finite) - 1
     if _under(finite[high], times, send, stages) is None:
         return []
@@ -123,20 +118,21 @@ def _by_programming(times: Array, loads: Sequence[BlockLoad], stages: int, micro
     for bound in bounds[:: max(1, len(bounds) // MOST_BOUNDS)]:
         cut = _under(bound, times, send, stages)
         if cut is not None:
-            found[cut] = _formula(cut, times, loads, micro_batches)
+            found[cut] = _formula(cut, times, sends, micro_batches)
     return sorted(found, key=lambda cut: (found[cut], cut))
 
 
 def _under(bound: float, times: Array, send: Array, stages: int) -> Cut | None:
     """The cut of least total time whose slowest stage is within a bound."""
-    count = times.shape[1] - 1
+    count = times.shape[1]
     best = np.full((stages + 1, count + 1), np.inf)
     best[0, 0] = 0.0
     came = np.zeros((stages + 1, count + 1), dtype=int)
-    upper = np.triu(np.ones((count + 1, count + 1), dtype=bool), 1)
+    upper = np.triu(np.ones((count, count + 1), dtype=bool), 1)
+    sent = np.where(np.arange(count) > 0, send[:-1], 0.0)
     for s in range(stages):
         allowed = np.where(upper & (times[s] <= bound), times[s], np.inf)
-        total = (best[s] + np.where(np.arange(count + 1) > 0, send, 0.0))[:, None] + allowed
+        total = (best[s][:-1] + sent)[:, None] + allowed
         came[s + 1], best[s + 1] = total.argmin(axis=0), total.min(axis=0)
     if not np.isfinite(best[stages, count]):
         return None

@@ -79,7 +79,8 @@ def _refuse(page: Path, text: str, folder: Path) -> None:
     for line, shown in parts:
         done = call(shlex.split(line), folder)
         assert done.code in (2, 3), f"{page.name}: {line} ends with {done.code}: {done.stderr}"
-        assert shown.split() == done.stderr.split(), f"{page.name}: {line} prints {done.stderr}"
+        printed = done.stderr.replace(f"{folder.resolve()}/", "")
+        assert shown.split() == printed.split(), f"{page.name}: {line} prints {printed}"
 
 
 def call(words: list[str], folder: Path) -> Done:

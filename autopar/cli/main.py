@@ -24,6 +24,7 @@ from autopar.cli.profile import profile
 from autopar.cli.run import run
 from autopar.cli.search import search
 from autopar.cli.validate import validate
+from autopar.cli.weights import weights
 from autopar.errors import AutoparError
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ for command in (
     plot,
     run,
     profile,
+    weights,
     export,
     validate,
     init,

@@ -17,9 +17,14 @@ def run(
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
     keep_checkpoints: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints to keep.")] = 3,
     resume: Annotated[str, typer.Option(help="auto, none, or the path of a checkpoint.")] = "auto",
+    weights: Annotated[
+        str | None, typer.Option(help="Checkpoint or .safetensors file to take the first weights from.")
+    ] = None,
     metrics: Annotated[str | None, typer.Option(help="Write one JSON object a step to this file.")] = None,
     clip: Annotated[float | None, typer.Option(help="Clip the global gradient norm to this.")] = None,
-    lr_schedule: Annotated[str, typer.Option(help="constant, linear, cosine or wsd.")] = "constant",
+    lr_schedule: Annotated[
+        str | None, typer.Option(help="constant, linear, cosine or wsd; unset, the checkpoint's, else constant.")
+    ] = None,
     warmup_steps: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 0,
     decay_steps: Annotated[int | None, typer.Option(help="Last steps, in which wsd decays.")] = None,
     min_lr: Annotated[float, typer.Option(help="Share of the learning rate at the last step.")] = 0.0,
@@ -41,6 +46,14 @@ def run(
     from autopar.runtime.trainer import Options
     from autopar.units import format_seconds
 
+    rate = LearningRate(
+        lr_schedule or "constant",
+        warmup_steps,
+        decay_steps,
+        min_lr,
+        scaling=lr_scaling,
+        reference_batch=reference_batch,
+    )
     chosen = Plan.load(plan)
     options = Options(
         steps=steps,
@@ -51,9 +64,8 @@ def run(
         resume=resume,
         metrics=metrics,
         max_grad_norm=clip,
-        learning_rate=LearningRate(
-            lr_schedule, warmup_steps, decay_steps, min_lr, scaling=lr_scaling, reference_batch=reference_batch
-        ),
+        weights=weights,
+        learning_rate=rate if lr_schedule or rate != LearningRate() else None,
     )
     summary = launch(chosen, model or chosen.model.source, options, timeout)
     if os.environ.get("RANK", "0") != "0":

@@ -1,4 +1,4 @@
-"""Checkpoints: torch.distributed.checkpoint into a folder per step, written aside and renamed when whole.
+"""Checkpoints: which to go on from, and going on. :mod:`autopar.runtime.checkpoint_writer` writes them.
 
 Tensors are stored under the model's own parameter names, as the wholes that DTensors describe, so that a run goes on
 on any other mesh: torch reads each process's part from whatever files hold it.
@@ -7,48 +7,21 @@ on any other mesh: torch reads each process's part from whatever files hold it.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from autopar.errors import InputError
-from autopar.runtime.checksums import RUN, checksums, damage
+from autopar.runtime.checksums import RUN, damage
 from autopar.runtime.parallelize import ParallelModel
 
+_T = TypeVar("_T")
 _FOLDER = re.compile(r"^step-(\d{8})$")
-
-
-def save(model: ParallelModel, folder: Path, step: int, keep: int = 3) -> Path:
-    """Writes the checkpoint ``step-NNNNNNNN``; every process must call it.
-
-    Args:
-        step: optimizer steps done.
-        keep: how many checkpoints to keep; older ones are deleted once the new one is whole.
-    """
-    final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
-    first = _first()
-    if first:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-    _barrier()
-    dcp.save(_state(model), checkpoint_id=str(aside), no_dist=not dist.is_initialized())
-    if first:
-        run = {"step": step, "fingerprint": model.graph.fingerprint, "files": checksums(aside)}
-        (aside / RUN).write_text(json.dumps(run))
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(aside, final)
-        before = [p for p in checkpoints(folder) if p.name <= final.name]  # a later one may be of another run
-        for old in [*before[:-keep], *_partial(folder)]:
-            shutil.rmtree(old, ignore_errors=True)
-    _barrier()
-    return final
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -57,10 +30,9 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def find(resume: str, folder: Path | None, say: Callable[[str], None]) -> Path | None:
-    """Which checkpoint to go on from; every process must call it.
+    """Which checkpoint to go on from; every process must call it, and each reads and checks its share of the files.
 
-    The first process reads every file of the chosen one and compares checksums. Of a folder of checkpoints the newest
-    that is whole is taken.
+    Of a folder of checkpoints the newest that is whole is taken.
 
     Args:
         resume: ``auto`` (the newest of the folder, if any), ``none``, or the path of one or of a folder of them.
@@ -71,25 +43,14 @@ def find(resume: str, folder: Path | None, say: Callable[[str], None]) -> Path |
     """
     if resume == "none" or (resume == "auto" and folder is None):
         return None
-    answer: list[Any] = [None]
-    if _first():
-        try:
-            answer = [_newest(folder, say) if resume == "auto" and folder else _named(Path(resume), say)]
-        except InputError as error:
-            answer = [(error.what, error.remedy)]
-    if dist.is_initialized():
-        dist.broadcast_object_list(answer, src=0)
-    if isinstance(answer[0], tuple):
-        raise InputError(*answer[0])
-    found: Path | None = answer[0]
-    return found
-
-
-def _named(path: Path, say: Callable[[str], None]) -> Path:
-    inside = None if _FOLDER.match(path.name) or not path.is_dir() else _newest(path, say)
+    if resume == "auto":
+        assert folder is not None
+        return _newest(folder, say)
+    path = Path(resume)
+    inside = None if _FOLDER.match(path.name) or not _agreed(path.is_dir()) else _newest(path, say)
     if inside is not None:
         return inside
-    wrong = damage(path)
+    wrong = _damage(path)
     if wrong:
         raise InputError(
             f"--resume {str(path)!r} is no whole checkpoint: {wrong}", "Give a folder step-NNNNNNNN, auto or none"
@@ -98,14 +59,16 @@ def _named(path: Path, say: Callable[[str], None]) -> Path:
 
 
 def _newest(folder: Path, say: Callable[[str], None]) -> Path | None:
-    for left in _partial(folder):
-        say(f"checkpoint {left} was never finished and is passed over")
-    found = _numbered(folder)
+    found, unfinished = _agreed((_numbered(folder), partial(folder)))
+    if _first():
+        for left in unfinished:
+            say(f"checkpoint {left} was never finished and is passed over")
     for path in reversed(found):
-        wrong = damage(path)
+        wrong = _damage(path)
         if wrong is None:
             return path
-        say(f"checkpoint {path} is damaged and passed over: {wrong}")
+        if _first():
+            say(f"checkpoint {path} is damaged and passed over: {wrong}")
     if found:
         raise InputError(
             f"no checkpoint in {str(folder)!r} is whole, the newest is {found[-1].name}",
@@ -114,11 +77,29 @@ def _newest(folder: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
+def _damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, the same on every process; each checks its share of the files."""
+    if not dist.is_initialized():
+        return damage(path)
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, damage(path, dist.get_rank(), dist.get_world_size()))
+    return next((wrong for wrong in found if wrong), None)
+
+
+def _agreed(value: _T) -> _T:
+    """What the first process sees of the file system."""
+    box: list[Any] = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
 def _numbered(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if _FOLDER.match(p.name))
 
 
-def _partial(folder: Path) -> list[Path]:
+def partial(folder: Path) -> list[Path]:
+    """Checkpoints of a folder that were never finished."""
     return sorted(folder.glob(".step-*.partial"))
 
 
@@ -131,20 +112,27 @@ def load(model: ParallelModel, path: Path) -> int:
     Raises:
         InputError: it belongs to another model.
     """
-    run = json.loads((path / RUN).read_text())
+    run = settings(path)
     if run["fingerprint"] != model.graph.fingerprint:
         raise InputError(
             f"checkpoint {str(path)!r} belongs to another model", "Name one of this model, or --resume none"
         )
     _materialise(model)
-    state = _state(model)
+    state = state_of(model)
     dcp.load(state, checkpoint_id=str(path), no_dist=not dist.is_initialized())
     model.align_tied()
     model.steps_done = int(run["step"])
     return model.steps_done
 
 
-def _state(model: ParallelModel) -> dict[str, Any]:
+def settings(path: Path) -> dict[str, Any]:
+    """What run.json of a checkpoint says of its run."""
+    found: dict[str, Any] = json.loads((path / RUN).read_text())
+    return found
+
+
+def state_of(model: ParallelModel) -> dict[str, Any]:
+    """This process's part of what a checkpoint holds, over the model's own memory, by its key in there."""
     state: dict[str, Any] = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for key, values in _optimizer_entries(model).items():
         state.update({f"{key}.{name}": value for name, value in values.items()})
@@ -178,8 +166,3 @@ def _materialise(model: ParallelModel) -> None:
 
 def _first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()

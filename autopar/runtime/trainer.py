@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -17,9 +17,11 @@ import torch.distributed as dist
 
 from autopar.errors import RunError
 from autopar.runtime import checkpoint
+from autopar.runtime.checkpoint_writer import CheckpointWriter
 from autopar.runtime.data import make_source
 from autopar.runtime.learning_rate import LearningRate
 from autopar.runtime.parallelize import ParallelModel
+from autopar.runtime.weights import load_weights
 from autopar.units import format_seconds
 
 
@@ -36,7 +38,8 @@ class Options:
         resume: ``auto``, ``none`` or the path of a checkpoint.
         metrics: JSONL file, or None.
         max_grad_norm: clip the gradient's global norm, or None.
-        learning_rate: how the optimizer's rates move over the run.
+        weights: checkpoint or safetensors file that gives the first weights when there is nothing to go on from.
+        learning_rate: how the optimizer's rates move over the run; None: as in the checkpoint, else constant.
     """
 
     steps: int
@@ -47,7 +50,8 @@ class Options:
     resume: str = "auto"
     metrics: str | None = None
     max_grad_norm: float | None = None
-    learning_rate: LearningRate = field(default_factory=LearningRate)
+    weights: str | None = None
+    learning_rate: LearningRate | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for :meth:`from_json`."""
@@ -56,7 +60,8 @@ class Options:
     @staticmethod
     def from_json(values: dict[str, Any]) -> Options:
         """What :meth:`to_json` gave."""
-        return Options(**{**values, "learning_rate": LearningRate(**values["learning_rate"])})
+        rate = values["learning_rate"]
+        return Options(**{**values, "learning_rate": LearningRate(**rate) if rate else None})
 
 
 def train(model: ParallelModel, options: Options) -> dict[str, Any]:
@@ -78,6 +83,7 @@ class _Loop:
         self.folder = Path(options.checkpoint_dir) if options.checkpoint_dir else None
         self.rows: list[dict[str, Any]] = []
         self.interrupted = False
+        self.writer: CheckpointWriter | None = None
         model.max_grad_norm = options.max_grad_norm
 
     def run(self) -> dict[str, Any]:
@@ -85,13 +91,13 @@ class _Loop:
             self.model.job, self.plan, self.model.graph, self.model.topology.data_shard, self.options.data
         )
         found = checkpoint.find(self.options.resume, self.folder, self._say)
-        begin = checkpoint.load(self.model, found) if found else 0
-        if found:
-            self._say(f"resumed from {found} after step {begin}")
+        begin = self._restore(found)
+        rate = self._learning_rate(found)
         metrics = self._open(begin)
-        scheduler = self.options.learning_rate.scheduler(
-            self.model.optimizer, begin, self.options.steps, self.plan.global_batch
-        )
+        scheduler = rate.scheduler(self.model.optimizer, begin, self.options.steps, self.plan.global_batch)
+        if self.folder:
+            settings = {"learning_rate": asdict(rate), "steps": self.options.steps}
+            self.writer = CheckpointWriter(self.model, self.folder, self.options.keep_checkpoints, settings)
         previous = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         step, saved = begin, begin
         try:
@@ -100,9 +106,11 @@ class _Loop:
                 scheduler.step()
                 step += 1
                 last = step == self.options.steps or self.model.stop_agreed
-                if self.folder and (last or step % self.options.checkpoint_every == 0):
-                    checkpoint.save(self.model, self.folder, step, self.options.keep_checkpoints)
+                if self.writer and (last or step % self.options.checkpoint_every == 0):
+                    self.writer.save(step)
                     saved = step
+            if self.writer:
+                self.writer.wait()
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -112,6 +120,28 @@ class _Loop:
             rest = "the same command goes on from there" if saved == step else "nothing was saved: no --checkpoint-dir"
             self._say(f"stopped after step {step}; {rest}")
         return self._summary(begin, step)
+
+    def _restore(self, found: Path | None) -> int:
+        """The steps done before this run."""
+        if found:
+            begin = checkpoint.load(self.model, found)
+            self._say(f"resumed from {found} after step {begin}")
+            return begin
+        if self.options.weights:
+            load_weights(self.model, Path(self.options.weights))
+            self._say(f"weights from {self.options.weights}")
+        return 0
+
+    def _learning_rate(self, found: Path | None) -> LearningRate:
+        """As asked for, else as the checkpoint's run had it; a change of it, or of its length, is said."""
+        saved = checkpoint.settings(found) if found else {}
+        before = LearningRate(**saved["learning_rate"]) if "learning_rate" in saved else None
+        rate = self.options.learning_rate or before or LearningRate()
+        if before and rate != before:
+            self._say(f"the learning-rate schedule changes from {before} to {rate}")
+        elif before and rate.shape != "constant" and saved["steps"] != self.options.steps:
+            self._say(f"the {rate.shape} schedule now ends at step {self.options.steps}, not {saved['steps']}")
+        return rate
 
     def _step(self, step: int, source: Any, metrics: TextIO | None) -> None:
         begun = time.perf_counter()
@@ -152,6 +182,8 @@ class _Loop:
         }
 
     def _fail(self, step: int) -> None:
+        if self.writer:
+            self.writer.wait()
         saved = checkpoint.checkpoints(self.folder) if self.folder else []
         where = f"the last checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
         raise RunError(f"the loss is {self.model.loss} at step {step + 1}; {where}", "Lower the learning rate")

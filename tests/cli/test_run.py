@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,6 +82,26 @@ def test_resume_equals_an_uninterrupted_run_also_on_another_mesh(folder: Path) -
     for plan in ("tp", "pp"):
         other = succeed("run", f"{plan}.json", "--steps", "6", "--resume", "ck/step-00000003", cwd=folder)
         assert other["losses"] == pytest.approx(whole[3:], rel=1e-5)
+
+
+def test_a_schedule_goes_on_from_the_checkpoint_bit_by_bit(folder: Path) -> None:
+    asked = ["--lr-schedule", "cosine", "--warmup-steps", "2", "--min-lr", "0.1", "--checkpoint-every", "3"]
+    words = ["run", "dp.json", "--steps", "6", "--checkpoint-dir", "cosine", "--metrics", "cosine.jsonl"]
+    succeed(*words, *asked, cwd=folder)
+    whole = rows(folder / "cosine.jsonl")
+    assert len({row["lr"] for row in whole}) == 5  # the warm-up ends where the cosine begins
+    shutil.rmtree(folder / "cosine/step-00000006")
+    succeed(*words, cwd=folder)  # the schedule is the checkpoint's
+    for before, again in zip(whole, rows(folder / "cosine.jsonl"), strict=True):
+        assert [before[k] for k in ("loss", "grad_norm", "lr")] == [again[k] for k in ("loss", "grad_norm", "lr")]
+
+
+def test_weights_of_a_checkpoint_begin_another_run(folder: Path) -> None:
+    losses = succeed("run", "tp.json", "--steps", "2", "--checkpoint-dir", "ck3", "--checkpoint-every", "1", cwd=folder)
+    assert succeed("weights", "ck3/step-00000001", "-o", "w.safetensors", cwd=folder)["tensors"] == 24
+    begun = succeed("run", "pp.json", "--steps", "1", "--weights", "w.safetensors", cwd=folder)
+    assert begun["losses"] == pytest.approx(losses["losses"][1:], rel=1e-5)
+    assert "run.json is missing" in refuse("weights", "nope", "-o", "w.safetensors", cwd=folder)
 
 
 def test_a_checkpoint_that_is_not_whole_is_refused(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.cost.block import (
@@ -42,7 +42,7 @@ class Engine:
     """Prices one model on one cluster in one precision.
 
     Args:
-        graph_at: gives the captured model at a micro-batch size.
+        graph_at: gives the captured model at a micro-batch size; in this precision, if the trainer uses autocast.
         cluster: with or without measured profiles.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``fp8``.
         trainer: the program that runs the plan; unset, autopar's own runtime.
@@ -101,20 +101,34 @@ class Engine:
             return 0.0, 0.0
         split = math.prod(size for _, size, _ in active)
         ins = []
+        forward = backward = 0.0
         for i, name in enumerate(node.inputs):
             meta = graph.nodes[name].meta
             if len(graph.nodes[name].outputs) == 1:
                 meta = TensorMeta(local_shape(meta.shape, [(s.inputs[i], n) for _, n, s in active]), meta.dtype)
+            if node.reads and node.reads[i].dtype != meta.dtype:
+                turned = TensorMeta(meta.shape, node.reads[i].dtype)
+                seconds = self.compute.memory_time(meta.nbytes + turned.nbytes, "copy")
+                forward += seconds
+                backward += seconds if graph.nodes[name].requires_grad else 0.0
+                meta = turned
             ins.append(meta)
         outs = [TensorMeta(local_shape(m.shape, [(s.output, n) for _, n, s in active]), m.dtype) for m in node.outputs]
+        precision = self._precision_of(ins)
         if spread > 1:
             ins, outs = whole_heads(ins, spread), whole_heads(outs, spread)
         attributes = attributes_of(graph.fx_node(node.name))
         price = self.compute.operator_time
-        forward = price(node.op, ins, outs, node.forward_flops / split, "forward", self.precision, attributes)
+        forward += price(node.op, ins, outs, node.forward_flops / split, "forward", precision, attributes)
         if not node.requires_grad:
             return forward, 0.0
-        return forward, price(node.op, ins, outs, node.backward_flops / split, "backward", self.precision, attributes)
+        backward += price(node.op, ins, outs, node.backward_flops / split, "backward", precision, attributes)
+        return forward, backward
+
+    def _precision_of(self, operands: Sequence[TensorMeta]) -> str:
+        """What an operator computes in: under autocast its operands say so."""
+        wide = any(m.dtype.is_floating_point and m.dtype.itemsize > 2 for m in operands)
+        return "fp32" if self.trainer.autocast and wide else self.precision
 
     def internal_cost(self, strategy: Strategy, axis: str, mesh: Mesh) -> Seconds:
         """Seconds of the collectives that an operator makes inside itself."""

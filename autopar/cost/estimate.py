@@ -125,7 +125,7 @@ def engine_for(job: TrainingJob, plan: Plan, cluster: Cluster) -> Engine:
             f"the plan needs {plan.mesh.devices} devices, cluster {cluster.name!r} has {cluster.devices}",
             "Search a plan for this cluster, or name the cluster that the plan was made for",
         )
-    engine = Engine(lambda batch: capture(job, batch, cluster.device.kind), cluster, plan.precision)
+    engine = Engine(lambda batch: capture(job, batch, cluster.device.kind, plan.precision), cluster, plan.precision)
     plan.check_model(engine.graph(plan.micro_batch).fingerprint, job.source)
     return engine
 

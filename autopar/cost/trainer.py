@@ -27,6 +27,8 @@ class Trainer:
         interference: part of an overlapped collective's time that it costs the compute beside it (shared memory
             bandwidth and compute units).
         tp_hidden: part of tensor-parallel communication that pipelined products can hide.
+        autocast: tensors have the dtypes of a graph captured in the plan's precision, whose operands are turned one by
+            one (:mod:`autopar.model.autocast`); else floating tensors are taken to be as narrow as the precision.
         kernels: attention library, as the device file names it.
         fused_pointwise: chains of pointwise operators run as one kernel and keep only its operands.
         fused_norms: norms keep their operand and one or two numbers per row.
@@ -58,6 +60,7 @@ class Trainer:
     overlap: frozenset[str] = frozenset()
     interference: float = 0.0
     tp_hidden: float = 0.0
+    autocast: bool = False
     kernels: str = "pytorch"
     fused_pointwise: bool = False
     fused_norms: bool = False
@@ -74,7 +77,7 @@ class Trainer:
     step_overhead_s: float = 0.0
 
 
-AUTOPAR = Trainer()
+AUTOPAR = Trainer(autocast=True)
 
 
 def whole_heads(metas: list[TensorMeta], size: int) -> list[TensorMeta]:

@@ -238,6 +238,7 @@ class _Builder:
             forward_flops=facts.forward_flops,
             backward_flops=facts.backward_flops,
             saved=facts.saved_tensors(new.name, operands, self.nodes),
+            reads=facts.read,
         )
 
     def _getitem(self, node: fx.Node, producer: str, index: int) -> None:

@@ -66,7 +66,9 @@ class OpNode:
         alias_of: the node whose storage it shares (views), or None.
         alias_output: which output of that node.
         forward_flops, backward_flops: as torch.utils.flop_counter counts (a multiply-add is 2).
-        saved: what autograd keeps for this node's backward; deduplicate by (source, output) over a block.
+        saved: what autograd keeps for this node's backward; deduplicate by (source, output) over a block. A parameter
+            is the source of the copy that autocast makes of it.
+        reads: aligned with ``inputs``, the operands as autocast turns them; empty where none is turned.
     """
 
     name: str
@@ -82,6 +84,7 @@ class OpNode:
     forward_flops: int = 0
     backward_flops: int = 0
     saved: tuple[Saved, ...] = ()
+    reads: tuple[TensorMeta, ...] = ()
 
     @property
     def meta(self) -> TensorMeta:

@@ -83,6 +83,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, to
 
 
 grouped_mm.register_autograd(_backward, setup_context=_keep)
+for _device in ("cpu", "cuda"):  # as other products; bf16 also under fp16, which torch's own kernel does not take
+    grouped_mm.register_autocast(_device, torch.bfloat16)
 
 
 @register_flop_formula(torch.ops.autopar.grouped_mm)

@@ -56,7 +56,7 @@ class OperatorFacts:
         views: per result, the index of the operand whose storage it shares, or None.
         saved: kept tensors: ("input", i), ("output", i), ("cast", i) of the operand as autocast turned it, or a meta of
             a tensor of its own.
-        read: the operands' metas, as autocast turned them.
+        read: the operands' metas as autocast turned them; empty where it turned none.
     """
 
     outputs: tuple[Strided, ...]
@@ -155,7 +155,8 @@ def _run(
         if node.target in norm_facts.NORMS and device == "cpu":
             saved = norm_facts.on_cpu(saved, read)
     flops = forward.get_total_flops(), backward.get_total_flops()
-    metas = tuple(TensorMeta(tuple(v.shape), v.dtype) for v in read)
+    turned = any(a is not b for a, b in zip(values, read, strict=True))
+    metas = tuple(TensorMeta(tuple(v.shape), v.dtype) for v in read) if turned else ()
     return OperatorFacts(laid_out, bool(differentiable), views, *flops, saved, metas)
 
 

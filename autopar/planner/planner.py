@@ -86,7 +86,7 @@ class _Search:
         progress: Progress | None,
     ) -> None:
         self.cluster, self.global_batch, self.top = cluster, global_batch, top
-        self.engine = Engine(lambda batch: capture(job, batch, cluster.device.kind), cluster, precision)
+        self.engine = Engine(lambda batch: capture(job, batch, cluster.device.kind, precision), cluster, precision)
         self.evaluator = Evaluator(self.engine, job, global_batch)
         self.progress = progress or (lambda done, total, what: None)
         self.started = time.perf_counter()

@@ -23,10 +23,10 @@ def timed_search(
     """
     capturing = 0.0
 
-    def counted(captured: TrainingJob, size: int, device: str = "cpu") -> OpGraph:
+    def counted(*args: Any) -> OpGraph:
         nonlocal capturing
         started = time.process_time()
-        graph = capture(captured, size, device)
+        graph = capture(*args)
         capturing += time.process_time() - started
         return graph
 

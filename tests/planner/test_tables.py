@@ -71,7 +71,7 @@ def test_what_is_too_large_is_refused() -> None:
 @pytest.mark.parametrize("name", ["gpt", "moe", "seq2seq", "vit"])
 def test_tables_equal_the_program_and_the_engine(name: str) -> None:
     job, cluster = load(str(ZOO / f"{name}.py")), Cluster.load("dgx-h100-8")
-    graph = capture(job, 4, cluster.device.kind)
+    graph = capture(job, 4, cluster.device.kind, "bf16")
     engine, mesh = Engine(lambda n: graph, cluster, "bf16"), Mesh(tp=2)
     for blocks in graph.block_kinds().values():
         block = blocks[0]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, InputError
 
 
 @contextmanager
@@ -33,3 +33,18 @@ def replacing(path: Path, error: type[AutoparError]) -> Iterator[Path]:
             raise
     except OSError as fault:
         raise error(f"cannot write {str(path)!r}: {fault.strerror or fault}", "Name a writable folder") from None
+
+
+def check_ending(path: Path, *endings: str) -> None:
+    """Before the work rather than after it: the name of a file to write.
+
+    Args:
+        endings: those that will do, as ``.png``.
+
+    Raises:
+        InputError: the file's ending is another, or its folder does not exist.
+    """
+    if path.suffix.lower() not in endings:
+        raise InputError(f"file {str(path)!r} ends in {path.suffix!r}", f"Name a {' or a '.join(endings)} file")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"output folder {str(path.absolute().parent)!r} does not exist", "Make it, or write elsewhere")

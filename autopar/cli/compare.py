@@ -12,6 +12,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="A plan.json.")],
     second: Annotated[Path, typer.Argument(help="Another plan.json.")],
     profile: Annotated[Path | None, typer.Option(help="Measured profile, for both.")] = None,
+    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show two plans side by side: settings, predicted time and memory, placements.
@@ -24,10 +25,12 @@ def compare(
 
     from autopar.cli.common import load_cluster
     from autopar.report.compare import compare_json, compare_table
+    from autopar.report.language import Language
     from autopar.report.subject import load_subject
 
+    language = Language(lang)
     one, other = (load_subject(path, attach=lambda name: load_cluster(name, profile)) for path in (first, second))
     if json_output:
         typer.echo(json.dumps(compare_json(one, other)))
     else:
-        Console().print(compare_table(one, other))
+        Console().print(compare_table(one, other, language))

@@ -21,6 +21,7 @@ from autopar.cli.graph import graph
 from autopar.cli.init import init
 from autopar.cli.plot import plot
 from autopar.cli.profile import profile
+from autopar.cli.report import report
 from autopar.cli.run import run
 from autopar.cli.search import search
 from autopar.cli.validate import validate
@@ -41,6 +42,7 @@ for command in (
     explain,
     compare,
     plot,
+    report,
     run,
     profile,
     weights,

@@ -27,6 +27,7 @@ def search(
     top: Annotated[int, typer.Option(help="How many plans to show.")] = 5,
     time_limit: Annotated[float | None, typer.Option(help="Seconds; then the best plan so far is taken.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the best plan.")] = None,
+    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Find the best plan to train a model on a cluster, and prove how good it is.
@@ -40,8 +41,10 @@ def search(
     from autopar.cli.common import load_cluster
     from autopar.model.spec import load
     from autopar.planner.space import check_settings, parse_pins
-    from autopar.report.tables import plan_table, why_it_wins
+    from autopar.report.language import Language
+    from autopar.report.tables import plan_table, proof, why_it_wins
 
+    language = Language(lang)
     pins = parse_pins(pin or [], forbid or [])
     if output is not None:
         _check_writable(output)
@@ -57,11 +60,12 @@ def search(
         typer.echo(json.dumps(_document(found)))
         return
     console = Console()
-    console.print(plan_table(found.plans, found.baselines))
-    console.print(why_it_wins(found.plans, found.baselines))
-    console.print(_proof(found))
+    console.print(plan_table(found.plans, found.baselines, language=language))
+    console.print(why_it_wins(found.plans, found.baselines, language))
+    gap = found.plans[0].optimality_gap or 0.0
+    console.print(proof(found.lower_bound_s, gap, found.search_time_s, found.complete, language))
     if output is not None:
-        console.print(f"Plan written to {output}")
+        console.print(language.say("Plan written to {path}", path=output))
 
 
 def _search(
@@ -100,17 +104,6 @@ def _check_writable(path: Path) -> None:
         raise InputError(f"output {str(path)!r} is a folder", "Name a file, such as plan.json")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise InputError(f"output {str(path)!r} cannot be written", "Write elsewhere")
-
-
-def _proof(found: SearchResult) -> str:
-    from autopar.units import format_seconds
-
-    gap = found.plans[0].optimality_gap or 0.0
-    end = "" if found.complete else ", stopped at the time limit"
-    return (
-        f"No plan can take less than {format_seconds(found.lower_bound_s)} a step (predicted): the best is within "
-        f"{100 * gap:.1f}% of it. Searched for {found.search_time_s:.1f} s{end}."
-    )
 
 
 def _document(found: SearchResult) -> dict[str, Any]:

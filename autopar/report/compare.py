@@ -8,9 +8,9 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from autopar.report.explain_text import COMPONENTS
+from autopar.report.language import ENGLISH, Language
 from autopar.report.subject import Subject
-from autopar.report.tables import recompute_of
+from autopar.report.tables import COMPONENTS, recompute_of
 from autopar.units import GIB
 
 Value = str | int | float
@@ -84,25 +84,31 @@ def _placements(first: Subject, second: Subject) -> tuple[int, int]:
     return unlike, common
 
 
-def compare_table(first: Subject, second: Subject) -> Table:
+def compare_table(first: Subject, second: Subject, language: Language = ENGLISH) -> Table:
     """Both plans side by side; what is the same in both is dim."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     table.add_column(first.name, justify="right", overflow="fold")
     table.add_column(second.name, justify="right", overflow="fold")
-    table.add_column("change", justify="right")
+    table.add_column(language.say("change"), justify="right")
     for row in compare(first, second):
         if not row.first and not row.second:
             continue
-        table.add_row(row.name, *_cells(row), style=None if row.differs else "dim")
+        table.add_row(_name(row.name, language), *_cells(row, language), style=None if row.differs else "dim")
     return table
 
 
-def _cells(row: Row) -> tuple[str, str, str]:
+def _name(name: str, language: Language) -> str:
+    """The name of a row; a component's keeps its unit."""
+    part = name.removesuffix(" (s)")
+    return f"{language.say(part)} (s)" if part in COMPONENTS.values() else language.say(name)
+
+
+def _cells(row: Row, language: Language) -> tuple[str, str, str]:
     change = ""
     if row.differs and row.change is not None:
         change = f"{row.change:+.1%}" if row.change < 9 else f"{1 + row.change:,.0f}x"
-    return _text(row.first), _text(row.second), change
+    return language.say(_text(row.first)), language.say(_text(row.second)), change
 
 
 def _text(value: Value) -> str:

@@ -9,20 +9,9 @@ from rich.table import Table
 from autopar.report.explain import NO_HELP, Explanation
 from autopar.report.language import ENGLISH, Language
 from autopar.report.subject import Subject
-from autopar.report.tables import tight_table
+from autopar.report.tables import COMPONENTS, tight_table
 from autopar.report.what_if import Remedy
 from autopar.units import format_bytes, format_seconds
-
-COMPONENTS = {
-    "compute": "compute",
-    "tp": "tensor-parallel communication",
-    "dp": "data-parallel communication",
-    "cp": "context-parallel communication",
-    "ep": "expert-parallel communication",
-    "pp": "pipeline communication",
-    "bubble": "pipeline bubble",
-    "optimizer": "optimizer",
-}
 
 
 def explanation(subject: Subject, found: Explanation, language: Language = ENGLISH) -> Iterator[Table | str]:
@@ -32,7 +21,11 @@ def explanation(subject: Subject, found: Explanation, language: Language = ENGLI
         found: of the subject.
     """
     yield headline(subject, language)
-    for table in (_components(subject, found, language), _stages(found, language), _kinds(found, language)):
+    for table in (
+        components_table(subject, found, language),
+        stages_table(found, language),
+        kinds_table(found, language),
+    ):
         yield table
         yield ""
     yield from sentences(subject, found, language)
@@ -101,7 +94,8 @@ def _table(language: Language, first: str, *others: str) -> Table:
     return table
 
 
-def _components(subject: Subject, found: Explanation, language: Language) -> Table:
+def components_table(subject: Subject, found: Explanation, language: Language = ENGLISH) -> Table:
+    """Seconds of a step by component."""
     table = _table(language, "component", "seconds", "share")
     for name, seconds in found.components.items():
         if seconds > 0:
@@ -110,7 +104,8 @@ def _components(subject: Subject, found: Explanation, language: Language) -> Tab
     return table
 
 
-def _stages(found: Explanation, language: Language) -> Table:
+def stages_table(found: Explanation, language: Language = ENGLISH) -> Table:
+    """Time and memory of one device of each pipeline rank."""
     table = _table(language, "stage", "forward", "backward", "idle", "states", "activations", "other", "peak")
     for row in found.stages:
         states = sum(row.memory[name] for name in ("parameters", "gradients", "optimizer"))
@@ -121,7 +116,8 @@ def _stages(found: Explanation, language: Language) -> Table:
     return table
 
 
-def _kinds(found: Explanation, language: Language) -> Table:
+def kinds_table(found: Explanation, language: Language = ENGLISH) -> Table:
+    """Device-seconds of a step by kind of block."""
     table = _table(language, "block kind", "count", "compute", "communication", "share", "saved per micro-batch")
     total = sum(row.total_s for row in found.kinds) + found.between_s
     for row in found.kinds:

@@ -9,8 +9,19 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from autopar.plan import Plan
+from autopar.report.language import ENGLISH, Language
 from autopar.units import GIB, format_bytes, format_count, format_seconds
 
+COMPONENTS = {
+    "compute": "compute",
+    "tp": "tensor-parallel communication",
+    "dp": "data-parallel communication",
+    "cp": "context-parallel communication",
+    "ep": "expert-parallel communication",
+    "pp": "pipeline communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+}
 Baseline = tuple[str, Plan | None, str]
 
 
@@ -42,7 +53,9 @@ def tight_table(title: str = "") -> Table:
     )
 
 
-def plan_table(plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title: str = "") -> Table:
+def plan_table(
+    plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title: str = "", language: Language = ENGLISH
+) -> Table:
     """Ranked plans, then the baselines; ``batch`` is samples of a micro-batch x micro-batches, ``GiB`` the peak of the
     fullest device, ``vs #1`` the step time relative to the first plan.
 
@@ -52,28 +65,28 @@ def plan_table(plans: Sequence[Plan], baselines: Sequence[Baseline] = (), title:
     """
     table = tight_table(title)
     table.add_column("", no_wrap=True)
-    table.add_column("mesh", min_width=10)
+    table.add_column(language.say("mesh"), min_width=10)
     for name in ("batch", "pipe", "saving"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(language.say(name), no_wrap=True)
     for name in ("step", "tokens/s", "GiB", "vs #1"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(language.say(name), justify="right", no_wrap=True)
     best = step_time_s(plans[0]) if plans else 0.0
     for rank, plan in enumerate(plans, 1):
-        table.add_row(*_cells(f"#{rank}", plan, best), style="bold" if rank == 1 else None)
+        table.add_row(*_cells(f"#{rank}", plan, best, language), style="bold" if rank == 1 else None)
     if baselines:
         table.add_section()
     refused: list[str] = []
     for name, plan_or_none, reason in baselines:
         if plan_or_none is None:
-            refused.append(f"{name}: {reason or 'not possible'}")
+            refused.append(f"{language.say(name)}: {reason or language.say('not possible')}")
         else:
-            table.add_row(*_cells(name, plan_or_none, best), style="dim")
+            table.add_row(*_cells(language.say(name), plan_or_none, best, language), style="dim")
     if refused:
         table.caption, table.caption_justify = "; ".join(refused), "left"
     return table
 
 
-def _cells(label: str, plan: Plan, best: float) -> tuple[str, ...]:
+def _cells(label: str, plan: Plan, best: float, language: Language) -> tuple[str, ...]:
     time = step_time_s(plan)
     schedule: str = plan.schedule if plan.mesh.pp > 1 else "-"
     if plan.virtual_stages > 1:
@@ -83,7 +96,7 @@ def _cells(label: str, plan: Plan, best: float) -> tuple[str, ...]:
         plan.mesh.describe(),
         f"{plan.micro_batch} x {plan.micro_batches}",
         schedule,
-        _saving(plan),
+        _saving(plan, language),
         format_seconds(time),
         f"{tokens_per_s(plan):,.0f}",
         f"{plan.estimate['peak_reserved_gib']:.2f}",
@@ -91,37 +104,57 @@ def _cells(label: str, plan: Plan, best: float) -> tuple[str, ...]:
     )
 
 
-def _saving(plan: Plan) -> str:
+def _saving(plan: Plan, language: Language) -> str:
     """ZeRO stage and recomputation, where there is any."""
     parts = [f"ZeRO-{plan.zero_stage}"] if plan.zero_stage else []
     recompute = recompute_of(plan)
-    parts += [f"recompute {recompute}"] if recompute != "none" else []
+    parts += [language.say("recompute {kind}", kind=language.say(recompute))] if recompute != "none" else []
     return ", ".join(parts) or "-"
 
 
-def why_it_wins(plans: Sequence[Plan], baselines: Sequence[Baseline]) -> str:
+def why_it_wins(plans: Sequence[Plan], baselines: Sequence[Baseline], language: Language = ENGLISH) -> str:
     """One sentence: what the first plan saves against the best baseline, by component of the step time."""
-    rivals = [(name, plan) for name, plan, _ in baselines if plan is not None and plan.mesh != plans[0].mesh]
+    say, best = language.say, plans[0]
+    rivals = [(name, plan) for name, plan, _ in baselines if plan is not None and plan.mesh != best.mesh]
+    mesh = best.mesh.describe()
     if not rivals:
-        return f"The best plan is {plans[0].mesh.describe()}; no baseline with another mesh can run here."
+        return say("The best plan is {mesh}; no baseline with another mesh can run here.", mesh=mesh)
     name, rival = min(rivals, key=lambda pair: step_time_s(pair[1]))
-    mine, theirs = plans[0].estimate.get("breakdown", {}), rival.estimate.get("breakdown", {})
-    keys = [k for k in mine if k in theirs and isinstance(mine[k], int | float)]
-    saved = {k: theirs[k] - mine[k] for k in keys}
-    gain = step_time_s(rival) / step_time_s(plans[0]) - 1
+    words = {"mesh": mesh, "name": say(name), "theirs": rival.mesh.describe()}
+    mine, theirs = best.estimate.get("breakdown", {}), rival.estimate.get("breakdown", {})
+    saved = {part: theirs[part] - mine[part] for part in COMPONENTS if part in mine and part in theirs}
+    gain = step_time_s(rival) / step_time_s(best) - 1
     if gain < 0:
-        return (
-            f"The {name} plan ({rival.mesh.describe()}) is predicted {-100 * gain:.0f}% faster than "
-            f"{plans[0].mesh.describe()}, the best of what was asked for."
+        return say(
+            "The {name} plan ({theirs}) is predicted {gain} faster than {mesh}, the best of what was asked for.",
+            **words,
+            gain=f"{-gain:.0%}",
         )
     if not saved or gain == 0:
-        return f"{plans[0].mesh.describe()} and {name} are predicted equally fast."
-    component = max(saved, key=lambda k: saved[k])
-    what = component.removesuffix("_s").replace("_", " ")
-    return (
-        f"{plans[0].mesh.describe()} is predicted {100 * gain:.0f}% faster than the {name} plan "
-        f"({rival.mesh.describe()}), "
-        f"mostly by {format_seconds(max(saved[component], 0.0))} less {what} a step."
+        return say("{mesh} and {name} are predicted equally fast.", mesh=mesh, name=say(name))
+    part = max(saved, key=lambda k: saved[k])
+    return say(
+        "{mesh} is predicted {gain} faster than the {name} plan ({theirs}), mostly by {saved} less {what} a step.",
+        **words,
+        gain=f"{gain:.0%}",
+        saved=format_seconds(max(saved[part], 0.0)),
+        what=say(COMPONENTS[part]),
+    )
+
+
+def proof(bound_s: float, gap: float, search_time_s: float, complete: bool, language: Language = ENGLISH) -> str:
+    """One sentence: what the search has proven of the best plan.
+
+    Args:
+        gap: how far at most the best plan is above the bound, as a fraction.
+    """
+    return language.say(
+        "No plan can take less than {bound} a step (predicted): the best is within {gap} of it. Searched for "
+        "{time}{end}.",
+        bound=format_seconds(bound_s),
+        gap=f"{gap:.1%}",
+        time=f"{search_time_s:.1f} s",
+        end="" if complete else language.say(", stopped at the time limit"),
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from autopar.report.explain_text import COMPONENTS
 from autopar.report.plots.style import TIME, figure, legend_below, seconds_unit
 from autopar.report.subject import Subject
+from autopar.report.tables import COMPONENTS
 
 
 def breakdown(subjects: Sequence[Subject]) -> Figure:

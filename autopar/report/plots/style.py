@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from autopar.errors import InputError
-from autopar.files import replacing
+from autopar.files import check_ending, replacing
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#BBBBBB"
@@ -78,10 +78,7 @@ def check_format(path: Path) -> None:
     Raises:
         InputError: the file's ending is neither png nor svg, or its folder does not exist.
     """
-    if path.suffix.lstrip(".").lower() not in FORMATS:
-        raise InputError(f"plot file {str(path)!r} ends in {path.suffix!r}", "Name a .png or a .svg file")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"output folder {str(path.absolute().parent)!r} does not exist", "Make it, or write elsewhere")
+    check_ending(path, *(f".{name}" for name in FORMATS))
 
 
 def save(drawn: Figure, path: Path) -> None:

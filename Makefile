@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench notebooks bench-local clean
+.PHONY: demo test lint bench notebooks bench-local api clean
 
 demo: $(VENV)/.base  ## the main job: capture, measure, search, train on this machine
 	$(BIN)/autopar demo
@@ -21,6 +21,9 @@ bench: $(VENV)/.dev  ## the scripts that print the numbers of the README; half a
 	for script in $(filter-out %/bench_local.py,$(wildcard tests/benchmarks/bench_*.py)); do \
 	  echo "== $$script"; PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; \
 	done
+
+api: $(VENV)/.dev  ## the API reference, into the folder api
+	PYTHONPATH=. $(BIN)/python docs/api.py api
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

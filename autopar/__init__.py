@@ -54,12 +54,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads the functions on first use, so that ``import autopar`` and ``autopar --help`` stay quick."""
-    if name in ("capture", "estimate", "load", "parallelize", "search"):
-        from autopar import api
+    if name not in __all__:
+        raise AttributeError(f"module 'autopar' has no attribute {name!r}")
+    from autopar import api
+    from autopar.hardware import cluster
 
-        return getattr(api, name)
-    if name == "Cluster":
-        from autopar.hardware.cluster import Cluster
-
-        return Cluster
-    raise AttributeError(f"module 'autopar' has no attribute {name!r}")
+    value = cluster.Cluster if name == "Cluster" else getattr(api, name)
+    globals()[name] = value
+    return value

@@ -112,16 +112,17 @@ def _document(found: SearchResult) -> dict[str, Any]:
         **found.plans[0].estimate,
         "lower_bound_s": found.lower_bound_s,
         "complete": found.complete,
-        "plans": [_summary(plan) for plan in found.plans],
+        "plans": [summary_of(plan) for plan in found.plans],
         "baselines": [
-            {"name": name, "reason": reason, **({} if plan is None else _summary(plan))}
+            {"name": name, "reason": reason, **({} if plan is None else summary_of(plan))}
             for name, plan, reason in found.baselines
         ],
         "rejected": [{"candidate": what, "reason": reason} for what, reason in found.rejected],
     }
 
 
-def _summary(plan: Any) -> dict[str, Any]:
+def summary_of(plan: Any) -> dict[str, Any]:
+    """A plan's estimate with its settings, as ``--json`` prints it."""
     from autopar.report.tables import recompute_of
 
     return {

@@ -1,7 +1,8 @@
 """Megatron-LM: flags of its training programs, as a launch script for ``pretrain_gpt.py``.
 
 Source of names and meanings: the fields of ``ModelParallelConfig``, ``TransformerConfig`` and
-``DistributedDataParallelConfig`` of megatron-core 0.16, which the flags are named after.
+``DistributedDataParallelConfig`` of megatron-core 0.16, which the flags are named after;
+megatron/training/arguments.py and docs/user-guide/features/megatron_fsdp.md of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -106,8 +107,9 @@ def _data_parallel(plan: Plan, left: list[str]) -> list[Flag]:
     elif plan.zero_stage in SHARDING:
         flags.append(("--use-megatron-fsdp",))
         flags.append(("--data-parallel-sharding-strategy", SHARDING[plan.zero_stage]))
-        if plan.zero_stage == 3:
-            flags.append(("--use-distributed-optimizer",))
+        # what Megatron-FSDP's user guide asks for beside it
+        flags += [("--use-distributed-optimizer",), ("--no-gradient-accumulation-fusion",)]
+        flags.append(("--ckpt-format", "fsdp_dtensor"))
     if plan.zero_stage and mesh.dp_replicate > 1:
         flags.append(("--num-distributed-optimizer-instances", str(mesh.dp_replicate)))
     if plan.gradient_reduction.dtype == "fp32" and plan.precision != "fp32":

@@ -65,6 +65,8 @@ def test_megatron_core_has_every_setting(plan: Plan) -> None:
         "accumulate_allreduce_grads_in_fp32",
         "ddp_bucket_size",
         "fp8_format",
+        "ckpt_format",
+        "no_gradient_accumulation_fusion",
     }
     known = {
         f.name for config in (TransformerConfig, DistributedDataParallelConfig, OptimizerConfig) for f in fields(config)

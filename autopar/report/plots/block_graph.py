@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 from matplotlib.axes import Axes
@@ -13,6 +13,11 @@ from autopar.errors import InputError
 from autopar.report.plots.style import BLUE, GREY, ORANGE, SKY, VERMILION, figure, legend_below
 from autopar.report.subject import Subject
 from autopar.sharding.resolve import OUTPUT, ResolvedBlock, resolve
+
+if TYPE_CHECKING:
+    Graph = nx.DiGraph[str]
+else:
+    Graph = nx.DiGraph  # takes no type argument when it runs
 
 
 def block_graph(subject: Subject, kind: str | None = None) -> Figure:
@@ -49,9 +54,9 @@ def block_graph(subject: Subject, kind: str | None = None) -> Figure:
     return made
 
 
-def edges_of(resolved: ResolvedBlock) -> nx.DiGraph[str]:
+def edges_of(resolved: ResolvedBlock) -> Graph:
     """Inputs, operators and outputs of a block; an edge's ``steps`` name its redistributions, as ``tp: R -> S(1)``."""
-    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph: Graph = nx.DiGraph()
     own = set(resolved.block.nodes)
     graph.add_nodes_from(resolved.block.nodes)
     for edge in resolved.edges:
@@ -93,7 +98,7 @@ def _placed(resolved: ResolvedBlock, node: str) -> str:
     return ", ".join(pairs)
 
 
-def _rows(graph: nx.DiGraph[str]) -> dict[str, tuple[float, float]]:
+def _rows(graph: Graph) -> dict[str, tuple[float, float]]:
     """Where each node goes: its layer from the top, spread evenly in it."""
     found: dict[str, tuple[float, float]] = {}
     for level, nodes in enumerate(nx.topological_generations(graph)):

@@ -13,8 +13,8 @@ def plot(
     kind: Annotated[
         str,
         typer.Option(
-            help="timeline, memory, memory-over-time, breakdown, topology or block; frontier, scaling or batches, "
-            "which search again; or accuracy."
+            help="timeline, memory, memory-over-time, breakdown, topology or block; frontier, scaling, batches or "
+            "lengths (of hf: models), which search again; or accuracy."
         ),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A .png or .svg; unset, KIND.png.")] = None,

@@ -16,7 +16,7 @@ from autopar.model.capture import capture
 from autopar.model.spec import TrainingJob
 from autopar.plan import Plan
 from autopar.planner.candidate import Evaluator, Priced
-from autopar.planner.space import Candidate, Pins, candidates, check_pins, check_settings, meshes
+from autopar.planner.space import Candidate, Pins, candidates, check_pins, check_settings, divisors, meshes
 from autopar.units import format_bytes
 
 Baseline = tuple[str, Plan | None, str]
@@ -157,7 +157,19 @@ class _Search:
             ("tensor", {"tp": tp, "dp_replicate": devices // tp}),
             ("pipeline", {"pp": devices}),
         ]
-        return [(name, *self._baseline(Pins(axes))) for name, axes in named]
+        found = [(name, *self._baseline(Pins(axes))) for name, axes in named]
+        return [*found, *self._megatron(tp)]
+
+    def _megatron(self, tp: int) -> list[tuple[str, Priced | None, str]]:
+        """Tensor parallel within nodes, the shortest pipeline over nodes that fits, data parallel over the rest
+        (Narayanan et al. 2021, arXiv 2104.04473, takeaways 1 and 2); nothing where there is one node."""
+        rest = self.cluster.devices // tp
+        best: tuple[Priced | None, str] | None = None
+        for pp in divisors(rest)[1:]:
+            best = self._baseline(Pins({"tp": tp, "pp": pp, "dp_replicate": rest // pp}))
+            if best[0] is not None:
+                break
+        return [] if best is None else [("Megatron", *best)]
 
     def _baseline(self, pins: Pins) -> tuple[Priced | None, str]:
         every = list(candidates(self.cluster.devices, self.global_batch, pins))

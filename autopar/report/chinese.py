@@ -94,6 +94,7 @@ CHINESE = {
     "data": "数据并行",
     "tensor": "张量并行",
     "pipeline": "流水线并行",
+    "Megatron": "Megatron 式",
     "not possible": "不可行",
     "The best plan is {mesh}; no baseline with another mesh can run here.": (
         "最佳方案是 {mesh}；其他网格的基线都无法在此运行。"

@@ -55,6 +55,19 @@ def over_batches(
     return _table([(job, cluster, batch, {}) for batch in batches], precision, settings)
 
 
+def over_lengths(
+    jobs: Mapping[int, TrainingJob], cluster: Cluster, tokens: int, precision: str = "fp32", **settings: Any
+) -> pd.DataFrame:
+    """The best plan at each sequence length, at the same tokens a step; a length at which nothing fits has no row.
+
+    Args:
+        jobs: sequence length -> the model with samples of that length.
+        tokens: of a step; lengths that do not divide them take fewer.
+    """
+    cases = [(job, cluster, max(1, tokens // n), {"sequence_length": n}) for n, job in jobs.items()]
+    return _table(cases, precision, settings)
+
+
 def over_clusters(
     job: TrainingJob,
     clusters: Mapping[Any, Cluster],

@@ -19,6 +19,7 @@ from autopar.report.explain import explain, memory_parts
 from autopar.report.explain_text import explanation
 from autopar.report.language import Language
 from autopar.report.subject import Subject, subject
+from autopar.report.tables import plan_table, proof, why_it_wins
 from autopar.report.what_if import faster_link, remedies
 from tests.cost.plans import drawn_plan, engine, gpt
 from tests.report.subjects import fresh, pipelined, priced, replicated
@@ -130,3 +131,24 @@ def test_a_larger_mesh_than_the_cluster_is_refused() -> None:
     plan = drawn_plan(Mesh(dp_replicate=16), Random(1))
     with pytest.raises(PlanError, match="needs 16 devices"):
         subject(gpt(), plan, engine().cluster)
+
+
+def test_a_search_in_chinese() -> None:
+    shown = [
+        about.plan.model_copy(update={"estimate": about.estimate.to_json()}) for about in (replicated(), pipelined())
+    ]
+    baselines = [("pipeline", shown[1], ""), ("FSDP", None, "")]
+    console = Console(width=200, record=True, file=io.StringIO())
+    for lang in ("en", "zh"):
+        console.print(plan_table(shown, baselines, language=Language(lang)))
+        console.print(why_it_wins(shown, baselines, Language(lang)))
+        console.print(proof(0.5, 0.1, 2.0, False, Language(lang)))
+        console.print(compare_table(replicated(), pipelined(), Language(lang)))
+    text = console.export_text()
+    english, chinese = text[: text.index("设备网格")], text[text.index("设备网格") :]
+    assert "tensor-parallel communication" in english
+    assert "within 10.0% of it. Searched for 2.0 s, stopped at the time limit" in english
+    for word in ("重计算 全部", "流水线并行", "不可行", "张量并行通信", "到时限停止", "切分不同的算子"):
+        assert word in chinese, chinese
+    rest = set(re.findall(r"[A-Za-z]{4,}", chinese)) - {"shard", "tokens", "ZeRO", "FSDP", "gpipe", "none"}
+    assert not rest - {"replicated", "pipelined", "embed", "blocks"}, rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from matplotlib.patches import Rectangle
 from autopar.errors import InputError
 from autopar.hardware.cluster import Cluster
 from autopar.model.capture import capture
+from autopar.model.huggingface import load_config
 from autopar.model.spec import load
 from autopar.report.explain import memory_parts
 from autopar.report.plots.accuracy import accuracy
@@ -22,13 +24,13 @@ from autopar.report.plots.block_graph import block_graph
 from autopar.report.plots.breakdown import breakdown
 from autopar.report.plots.chain import chain, groups_of, passes
 from autopar.report.plots.curves import scaling, sweep
-from autopar.report.plots.frontier import frontier, undominated
-from autopar.report.plots.kinds import OF_PLAN
+from autopar.report.plots.frontier import apart, frontier, undominated
+from autopar.report.plots.kinds import OF_PLAN, of_lengths
 from autopar.report.plots.memory import held_over_time, memory, memory_over_time
 from autopar.report.plots.style import MEMORY, TIME, save, seconds_unit
 from autopar.report.plots.timeline import timeline
 from autopar.report.plots.topology import topology
-from autopar.report.studies import over_devices, part_of, visited
+from autopar.report.studies import over_devices, over_lengths, part_of, visited
 from autopar.report.subject import Subject
 from autopar.units import GIB
 from tests.cli.command import ROOT
@@ -200,3 +202,23 @@ def test_chain_draws_groups_and_what_passes_between_them() -> None:
     layers = capture(load(str(ROOT / "autopar/zoo/gpt.py")), 2)
     assert [len(group.blocks) for group in groups_of(layers)] == [1, 4, 1]
     assert groups_of(layers)[1].title == "blocks.0 .. blocks.3  (4 x)"
+
+
+def test_lengths_are_those_of_a_config(tmp_path: Path) -> None:
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 64, "vocab_size": 64}
+    named = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    jobs = {length: load_config(str(tmp_path), length) for length in (16, 32)}
+    cluster = Cluster.load("local-cpu-2")
+    table = over_lengths(jobs, cluster, 128, pins={"dp": 2, "schedule": "1f1b"})
+    assert list(zip(table["sequence_length"], table["global_batch"], strict=True)) == [(16, 8), (32, 4)]
+    assert axes_of(sweep(table, "sequence_length")).get_xlabel() == "sequence length [tokens]"
+    with pytest.raises(InputError, match="cannot change the sequence length"):
+        of_lengths(load(MLP), replicated())
+
+
+def test_labels_of_a_frontier_keep_apart() -> None:
+    best = pd.DataFrame(
+        {"mesh": list("abc"), "peak_reserved_gib": [1.0, 2.0, 3.0], "tokens_per_s": [10.0, 98.0, 100.0]}
+    )
+    assert [mesh for mesh, _, _ in apart(best, 90.0)] == ["c", "a"]

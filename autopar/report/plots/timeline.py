@@ -8,6 +8,7 @@ from autopar.report.plots.style import ACTIONS, GREY, VERMILION, figure, legend_
 from autopar.report.subject import Subject
 
 NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
+DARK = "FW"  # bars on which black cannot be read
 MOST_LABELS = 400  # more numbers than this cannot be read
 
 
@@ -38,7 +39,9 @@ def timeline(subject: Subject) -> Figure:
         )
         if numbered and width > 0.012 * estimate.step_time_s * unit:
             middle = (event.start_s + event.end_s) / 2 * unit
-            axes.text(middle, event.rank, str(event.action.micro_batch), ha="center", va="center", fontsize=7)
+            colour = "white" if event.action.kind in DARK else "black"
+            number = str(event.action.micro_batch)
+            axes.text(middle, event.rank, number, color=colour, ha="center", va="center", fontsize=7)
         share = communication[event.action.stage]
         if share > 0.005:
             axes.barh(

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from autopar.errors import AutoparError, CaptureError
+from autopar.errors import ModelError
 from autopar.model import store
 from autopar.model.autocast import AUTOCAST
 from autopar.model.blocks import find_blocks
@@ -24,8 +24,8 @@ from autopar.model.lengthen import lengthened
 from autopar.model.operator_facts import OperatorFacts, Strided, differentiable, facts_of
 from autopar.model.origin import source_line
 from autopar.model.program import ROOT, Leaf, Program
-from autopar.model.quiet import without_dumps
 from autopar.model.recording import Recording
+from autopar.model.refusals import explained, without_rule, without_value
 from autopar.model.repeats import Repeat, find_repeats, shortened
 from autopar.model.spec import TrainingJob
 
@@ -101,27 +101,13 @@ def _program(job: TrainingJob, module: nn.Module, inputs: dict[str, torch.Tensor
 
 
 def _export(job: TrainingJob, module: nn.Module, inputs: dict[str, torch.Tensor]) -> ExportedProgram:
-    try:
-        with warnings.catch_warnings(), refuse_new_buffers(module.get_submodule("model")), without_dumps():
-            warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")  # LSTM
-            return torch.export.export(module, (), kwargs=inputs, strict=False)
-    except AutoparError:
-        raise
-    except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        raise CaptureError(
-            f"{job.source} cannot be captured: {type(error).__name__}: {reason}{_user_line(error, job.source)}",
-            "Avoid control flow and shapes that depend on tensor values; give custom operators a fake rule",
-        ) from error
-
-
-def _user_line(error: BaseException, source: str) -> str:
-    """The last line of the user's file on the way to an error."""
-    import traceback
-
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
-    return f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    with (
+        warnings.catch_warnings(),
+        explained(job.source, module, inputs),
+        refuse_new_buffers(module.get_submodule("model")),
+    ):
+        warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")  # LSTM
+        return torch.export.export(module, (), kwargs=inputs, strict=False)
 
 
 class _Builder:
@@ -184,6 +170,8 @@ class _Builder:
             target = self.canonical.get(leaf.name, leaf.name).removeprefix(PREFIX)
             name = target.replace(".", "_")
             trainable = kind == "parameter" and self.module.get_parameter(leaf.name).requires_grad
+        elif leaf.constant is not None and leaf.constant.is_meta:
+            raise without_value(node)
         elif leaf.constant is not None:
             target = name = self._constant(leaf.constant)
         if name in self.nodes:  # a tied parameter under its second name, a constant met before
@@ -219,7 +207,10 @@ class _Builder:
             return
         needs_grad = [self.nodes[name].requires_grad for name in operands]
         laid_out = [self.laid_out[name][0] for name in operands]
-        facts = facts_of(node, laid_out, needs_grad, self.device, self.autocast, self.known)
+        try:
+            facts = facts_of(node, laid_out, needs_grad, self.device, self.autocast, self.known)
+        except (RuntimeError, NotImplementedError) as error:
+            raise without_rule(node, error) from error
         self.laid_out[new.name] = facts.outputs
         self.roots[new.name] = tuple(None if i is None else self._root(operands[i]) for i in facts.views)
         shared = set(self.roots[new.name])
@@ -266,7 +257,13 @@ class _Builder:
 
     def _loss(self, output: fx.Node) -> str:
         results: Any = output.args[0]
-        return self.new[results[0]].name
+        loss = self.nodes[self.new[results[0]].name]
+        if not loss.requires_grad:
+            raise ModelError(
+                f"the loss ({str(loss.meta.dtype).removeprefix('torch.')}) depends on no trainable parameter",
+                "Return a floating loss that is computed from parameters with requires_grad",
+            )
+        return loss.name
 
 
 def _ties(module: nn.Module) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:

@@ -209,8 +209,6 @@ def _check_batch(job: TrainingJob) -> None:
     if not isinstance(batch, dict | tuple):
         raise ModelError(f"example_batch(2) gives {type(batch).__name__}", "Return a dict or a tuple of tensors")
     tensors, settings = job.flatten_batch(batch), settings_of(batch)
-    if not tensors:
-        raise ModelError("example_batch(2) is empty", "Return at least one tensor")
     other = job.example_batch(3)
     for key, value in settings.items():
         if not isinstance(value, bool | int | float | str | None):
@@ -223,6 +221,8 @@ def _check_batch(job: TrainingJob) -> None:
                 f"example_batch(2) gives {key}={value!r} and example_batch(3) {key}={by_name(other).get(key)!r}",
                 "Give what changes from batch to batch as a tensor with the samples in dimension 0",
             )
+    if not tensors:
+        raise ModelError("example_batch(2) holds no tensor", "Return at least one tensor")
     for key, tensor in tensors.items():
         sizes = [tuple(t.shape) for t in (tensor, job.flatten_batch(other)[key])]
         if [size[:1] for size in sizes] != [(2,), (3,)]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autopar.cli import completion
+
 if TYPE_CHECKING:
     from autopar.hardware.cluster import Cluster
     from autopar.model.spec import TrainingJob
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 def estimate(
     model: Annotated[str, typer.Argument(help="model.py, or hf:PATH of a config.json.")],
-    cluster: Annotated[str, typer.Option(help="Name or path of a cluster; see 'autopar clusters'.")],
+    cluster: Annotated[
+        str, typer.Option(help="Name or path of a cluster; see 'autopar clusters'.", autocompletion=completion.clusters)
+    ],
     global_batch: Annotated[
         int | None, typer.Option(help="Samples per optimizer step; unset, as --plan or --from says.")
     ] = None,

@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+from autopar.cli import completion
+
 
 def explain(
     plan: Annotated[Path, typer.Argument(help="plan.json from 'autopar search'.")],
     model: Annotated[str | None, typer.Option(help="model.py, if it has moved since the search.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Another cluster than the plan's.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Another cluster than the plan's.", autocompletion=completion.clusters)
+    ] = None,
     profile: Annotated[Path | None, typer.Option(help="Measured profile, from 'autopar profile'.")] = None,
-    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    lang: Annotated[str, typer.Option(help="en or zh.", autocompletion=completion.words("en", "zh"))] = "en",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show where a plan's time and memory go, its first bottleneck, and what would help most.

@@ -7,10 +7,19 @@ from typing import Annotated
 
 import typer
 
+from autopar.cli import completion
+from autopar.export import TARGETS
+
 
 def export(
     plan: Annotated[Path, typer.Argument(help="plan.json from 'autopar search'.")],
-    to: Annotated[str, typer.Option(help="torchtitan, megatron, deepspeed, fsdp, accelerate or slurm.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="torchtitan, megatron, deepspeed, fsdp, accelerate or slurm.",
+            autocompletion=completion.words(*TARGETS),
+        ),
+    ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; unset, stdout.")] = None,
     devices_per_node: Annotated[
         int | None, typer.Option(min=1, help="Devices of one node; unset, as in the plan's cluster.")

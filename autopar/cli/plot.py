@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from autopar.cli import completion
+
 
 def plot(
     plan: Annotated[Path, typer.Argument(help="plan.json; with --kind accuracy a CSV of measured runs.")],
@@ -20,13 +22,18 @@ def plot(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A .png or .svg; unset, KIND.png.")] = None,
     block: Annotated[str | None, typer.Option(help="Kind of block to draw; unset, the most frequent.")] = None,
     model: Annotated[str | None, typer.Option(help="model.py, if it has moved since the search.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Another cluster than the plan's.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Another cluster than the plan's.", autocompletion=completion.clusters)
+    ] = None,
     profile: Annotated[Path | None, typer.Option(help="Measured profile, from 'autopar profile'.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Draw a plan: its timeline, memory, time, network and placements, or how the best plan changes.
 
     Example: autopar plot plan.json --kind timeline -o timeline.svg
     """
+    import json
+
     from autopar.cli.common import load_cluster
     from autopar.errors import InputError
     from autopar.model.spec import load
@@ -51,4 +58,4 @@ def plot(
             save(kinds.OF_PLAN[kind](about), target)
         else:
             save(kinds.SEARCHED[kind](load(model or about.plan.model.source), about), target)
-    typer.echo(f"{target} written")
+    typer.echo(json.dumps({"file": str(target), "kind": kind}) if json_output else f"{target} written")

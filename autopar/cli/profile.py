@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autopar.cli import completion
 from autopar.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 def profile(
     model: Annotated[str | None, typer.Argument(help="model.py or hf:PATH whose operators to measure.")] = None,
-    cluster: Annotated[str, typer.Option(help="Cluster whose node this machine is.")] = "local-cpu-2",
+    cluster: Annotated[
+        str, typer.Option(help="Cluster whose node this machine is.", autocompletion=completion.clusters)
+    ] = "local-cpu-2",
     collectives: Annotated[bool, typer.Option("--collectives", help="Only collectives and overheads.")] = False,
     device: Annotated[
         bool, typer.Option("--device", help="Common operators over many sizes, without a model.")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from autopar.cli import completion
+
 
 def report(
     plan: Annotated[Path, typer.Argument(help="plan.json from 'autopar search'.")],
@@ -15,14 +17,19 @@ def report(
         Path | None, typer.Option(help="A .json file for the simulated step; opens in ui.perfetto.dev.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="model.py, if it has moved since the search.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Another cluster than the plan's.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Another cluster than the plan's.", autocompletion=completion.clusters)
+    ] = None,
     profile: Annotated[Path | None, typer.Option(help="Measured profile, from 'autopar profile'.")] = None,
-    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    lang: Annotated[str, typer.Option(help="en or zh.", autocompletion=completion.words("en", "zh"))] = "en",
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write one self-contained HTML page about a plan: summary, plots, tables, assumptions and sources.
 
     Example: autopar report plan.json -o report.html --trace trace.json
     """
+    import json
+
     from autopar.cli.common import load_cluster
     from autopar.errors import InputError
     from autopar.files import check_ending, replacing
@@ -43,7 +50,11 @@ def report(
     if output is not None:
         with replacing(output, InputError) as aside:
             aside.write_text(page(about, language), encoding="utf-8")
-        typer.echo(f"{output} written")
     if trace is not None:
         save_trace(about, trace)
-        typer.echo(f"{trace} written; open it in ui.perfetto.dev")
+    if json_output:
+        typer.echo(json.dumps({"page": output and str(output), "trace": trace and str(trace)}))
+        return
+    for written, hint in ((output, ""), (trace, "; open it in ui.perfetto.dev")):
+        if written is not None:
+            typer.echo(f"{written} written{hint}")

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autopar.cli import completion
+
 if TYPE_CHECKING:
     from autopar.planner.planner import SearchResult
 
 
 def search(
     model: Annotated[str, typer.Argument(help="model.py, or hf:PATH of a config.json.")],
-    cluster: Annotated[str, typer.Option(help="Name or path of a cluster; see 'autopar clusters'.")],
+    cluster: Annotated[
+        str, typer.Option(help="Name or path of a cluster; see 'autopar clusters'.", autocompletion=completion.clusters)
+    ],
     global_batch: Annotated[int, typer.Option(help="Samples per optimizer step, over all devices.")],
     profile: Annotated[Path | None, typer.Option(help="Measured profile, from 'autopar profile'.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="fp32 or bf16.", autocompletion=completion.words("fp32", "bf16"))
+    ] = "fp32",
     pin: Annotated[
         list[str] | None, typer.Option(help="A choice to keep, as tp=2, tp<=8 or schedule=gpipe; repeat for more.")
     ] = None,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from autopar.errors import InputError, ProfileError
 from autopar.export.exported import Exported, Machines
-from autopar.hardware.cluster import Cluster
-from autopar.plan import Plan
+
+if TYPE_CHECKING:
+    from autopar.hardware.cluster import Cluster
+    from autopar.plan import Plan
 
 TARGETS = ("torchtitan", "megatron", "deepspeed", "fsdp", "accelerate", "slurm")
 
@@ -46,6 +49,8 @@ def machines_of(plan: Plan, devices_per_node: int | None = None) -> Machines:
 
 
 def _known(plan: Plan) -> Cluster | None:
+    from autopar.hardware.cluster import Cluster
+
     for name in (plan.cluster.source, plan.cluster.name):
         try:
             if name:

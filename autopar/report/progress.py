@@ -23,7 +23,9 @@ def progress_bar(what: str, console: Console | None = None, start: str = "starti
         A function of (done, in all or 0 where unknown, the current part).
     """
     columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console or Console(stderr=True), transient=True) as bar:
+    shown = console or Console(stderr=True)
+    hidden = not shown.is_terminal
+    with Progress(*columns, TimeElapsedColumn(), console=shown, transient=True, disable=hidden) as bar:
         line = bar.add_task(start, total=None)
 
         def hear(done: int, total: int, part: str) -> None:

@@ -21,6 +21,9 @@ def run(
         str | None, typer.Option(help="Checkpoint or .safetensors file to take the first weights from.")
     ] = None,
     metrics: Annotated[str | None, typer.Option(help="Write one JSON object a step to this file.")] = None,
+    tensorboard: Annotated[str | None, typer.Option(help="Write the same numbers for TensorBoard here.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Write Chrome traces of three steps to this folder.")] = None,
+    nonfinite: Annotated[str, typer.Option(help="At a NaN or infinite loss or gradient: stop, or skip.")] = "stop",
     clip: Annotated[float | None, typer.Option(help="Clip the global gradient norm to this.")] = None,
     lr_schedule: Annotated[
         str | None, typer.Option(help="constant, linear, cosine or wsd; unset, the checkpoint's, else constant.")
@@ -63,6 +66,9 @@ def run(
         keep_checkpoints=keep_checkpoints,
         resume=resume,
         metrics=metrics,
+        tensorboard=tensorboard,
+        profile=profile,
+        nonfinite=nonfinite,
         max_grad_norm=clip,
         weights=weights,
         learning_rate=rate if lr_schedule or rate != LearningRate() else None,

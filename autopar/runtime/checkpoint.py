@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 
 from autopar.errors import InputError
 from autopar.runtime.checksums import RUN, damage
+from autopar.runtime.loss_scale import LossScale
 from autopar.runtime.parallelize import ParallelModel
 
 _T = TypeVar("_T")
@@ -121,6 +122,8 @@ def load(model: ParallelModel, path: Path) -> int:
     state = state_of(model)
     dcp.load(state, checkpoint_id=str(path), no_dist=not dist.is_initialized())
     model.align_tied()
+    if model.loss_scale is not None and run.get("loss_scale"):
+        model.loss_scale = LossScale(**run["loss_scale"])
     model.steps_done = int(run["step"])
     return model.steps_done
 

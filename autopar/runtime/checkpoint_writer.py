@@ -64,7 +64,9 @@ class CheckpointWriter:
             state_of(self.model), checkpoint_id=str(aside), process_group=self._group, no_dist=self._group is None
         )
         assert not isinstance(written, AsyncSaveResponse)  # that is for stagers that copy in a thread
-        self._pending = self._thread.submit(self._finish, written, aside, final, step)
+        scale = self.model.loss_scale
+        run = {**self.settings, "step": step, "loss_scale": scale.to_json() if scale else None}
+        self._pending = self._thread.submit(self._finish, written, aside, final, run)
         return final
 
     def _make(self, aside: Path) -> None:
@@ -100,7 +102,7 @@ class CheckpointWriter:
         except Exception as error:
             raise self._failed(error) from error
 
-    def _finish(self, written: Future[Any], aside: Path, final: Path, step: int) -> None:
+    def _finish(self, written: Future[Any], aside: Path, final: Path, run: dict[str, Any]) -> None:
         written.result()
         mine = checksums(aside.glob(f"__{self._rank}_*"), aside)
         parts: list[dict[str, str]] = [mine]
@@ -108,15 +110,15 @@ class CheckpointWriter:
             parts = [{}] * dist.get_world_size()
             dist.all_gather_object(parts, mine, group=self._group)
         if self._rank == 0:
-            self._complete(aside, final, step, {name: sum_ for part in parts for name, sum_ in part.items()})
+            self._complete(aside, final, run, {name: sum_ for part in parts for name, sum_ in part.items()})
         if self._group is not None:
             dist.barrier(self._group)
 
-    def _complete(self, aside: Path, final: Path, step: int, sums: dict[str, str]) -> None:
+    def _complete(self, aside: Path, final: Path, run: dict[str, Any], sums: dict[str, str]) -> None:
         """On the first process: hashes what none has hashed (the metadata), writes run.json, renames, tidies up."""
         sums |= checksums((p for p in files_of(aside) if p.relative_to(aside).as_posix() not in sums), aside)
         graph = self.model.graph
-        run = {**self.settings, "step": step, "fingerprint": graph.fingerprint, "tied": graph.tied, "files": sums}
+        run = {**run, "fingerprint": graph.fingerprint, "tied": graph.tied, "files": sums}
         (aside / RUN).write_text(json.dumps(run))
         shutil.rmtree(final, ignore_errors=True)
         os.replace(aside, final)

@@ -73,6 +73,13 @@ def global_norm(trained: list[Trained]) -> torch.Tensor:
     return total.sqrt().cpu()
 
 
+def unscale(trained: list[Trained], scale: float) -> None:
+    """Divides all gradients by the loss scale, in place."""
+    grads = [grad for one in trained if (grad := one.local_grad) is not None]
+    if grads:
+        torch._foreach_div_(grads, scale)
+
+
 def clip(trained: list[Trained], norm: torch.Tensor, limit: float) -> None:
     """Scales all gradients so that the global norm is at most ``limit``."""
     factor = limit / (float(norm) + 1e-6)

@@ -19,6 +19,7 @@ from autopar.errors import AutoparError, PlanError, RunError
 from autopar.model.capture import capture
 from autopar.model.spec import load
 from autopar.plan import Plan
+from autopar.runtime.metrics import check_tensorboard
 from autopar.runtime.parallelize import check_runnable
 from autopar.runtime.pipeline import check_schedule
 from autopar.runtime.trainer import Options
@@ -26,6 +27,8 @@ from autopar.runtime.worker import work
 from autopar.sharding.resolve import resolve_plan
 
 GRACE_S = 10.0  # between asking a process to stop and killing it
+FOLLOW_S = 3.0  # in which processes end that waited for one that failed
+CONSEQUENCES = ("Connection closed", "Connection reset", "Broken pipe", "Timed out waiting", "timed out")  # gloo, NCCL
 
 
 def run(plan: Plan, source: str, options: Options, timeout_s: float = 300.0) -> dict[str, Any]:
@@ -45,6 +48,8 @@ def run(plan: Plan, source: str, options: Options, timeout_s: float = 300.0) -> 
         PlanError: the plan does not go with the model or the number of processes.
         RunError: a process failed; names its rank and its own error. All others have been stopped.
     """
+    if options.tensorboard:
+        check_tensorboard()
     check_plan(plan, source)
     world = int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
     if world is None:
@@ -147,7 +152,7 @@ def _wait(folder: Path, processes: list[subprocess.Popen[bytes]]) -> dict[str, A
         codes = [process.poll() for process in processes]
         failed = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
         if failed:
-            time.sleep(0.3)  # a peer's failure follows from the first one's: let it write its own error
+            _let_others_follow(processes)
             raise _failure(folder, processes)
         if all(code == 0 for code in codes):
             summary: dict[str, Any] = json.loads((folder / "result-0.json").read_text())["summary"]
@@ -155,8 +160,16 @@ def _wait(folder: Path, processes: list[subprocess.Popen[bytes]]) -> dict[str, A
         time.sleep(0.05)
 
 
+def _let_others_follow(processes: list[subprocess.Popen[bytes]]) -> None:
+    """A process that waits for one that failed ends soon after it with an error of its own; one that hangs does not."""
+    end = time.monotonic() + FOLLOW_S
+    while time.monotonic() < end and any(process.poll() is None for process in processes):
+        time.sleep(0.05)
+
+
 def _failure(folder: Path, processes: list[subprocess.Popen[bytes]]) -> AutoparError:
     """The error of the process that failed first; broken connections to it are consequences."""
+    hanging = [rank for rank, process in enumerate(processes) if process.poll() is None]
     found: list[tuple[bool, float, int, dict[str, Any]]] = []
     for rank, process in enumerate(processes):
         code = process.poll()
@@ -165,7 +178,7 @@ def _failure(folder: Path, processes: list[subprocess.Popen[bytes]]) -> AutoparE
         path = folder / f"result-{rank}.json"
         if path.is_file():
             result = json.loads(path.read_text())
-            follows = any(sign in result["what"] for sign in ("Connection closed", "Connection reset", "Broken pipe"))
+            follows = any(sign in result["what"] for sign in CONSEQUENCES)
             found.append((follows, path.stat().st_mtime, rank, result))
         else:
             how = (
@@ -174,7 +187,13 @@ def _failure(folder: Path, processes: list[subprocess.Popen[bytes]]) -> AutoparE
                 else f"ended with code {code}"
             )
             found.append((False, 0.0, rank, {"what": f"the process was {how}", "remedy": "", "exit_code": 1}))
-    _, _, rank, result = min(found, key=lambda item: item[:3])
+    follows, _, rank, result = min(found, key=lambda item: item[:3])
+    if follows and hanging:
+        ranks = f"rank{'s' * (len(hanging) > 1)} {', '.join(map(str, hanging))}"
+        return RunError(
+            f"{ranks} did not answer: rank {rank} waited in vain ({result['what']}); all processes were stopped",
+            "Look at what that process was doing, or wait longer with --timeout",
+        )
     if result["exit_code"] == 2:
         return PlanError(result["what"], result["remedy"])
     error = RunError(f"rank {rank} failed: {result['what']}; all other processes were stopped", result["remedy"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -19,8 +20,10 @@ from autopar.model.capture import capture
 from autopar.model.graph import OpGraph
 from autopar.model.spec import Batch, TrainingJob
 from autopar.plan import INTRA_AXES, Plan
-from autopar.runtime.gradients import Trained, clip, global_norm, reduce_gradients
+from autopar.runtime.gradients import Trained, clip, global_norm, reduce_gradients, unscale
+from autopar.runtime.loss_scale import LossScale
 from autopar.runtime.loss_weights import valid_label_counter
+from autopar.runtime.monitor import StepClock
 from autopar.runtime.parameters import as_whole, initial_weights, local_tensors
 from autopar.runtime.pipeline import MULTI, check_schedule, make_schedule, stages_of_rank, weighted
 from autopar.runtime.random import is_random, step_stream
@@ -83,6 +86,12 @@ class ParallelModel:
         max_grad_norm: clip the global gradient norm to this, or None.
         stop_asked: set it on any process to stop the run; travels with the loss of the next step.
         stop_agreed: some process had asked before the last step; the same on every process.
+        skipped: the last step's loss or gradient norm was not finite, so the optimizer left all weights as they were.
+        loss_scale: the factor on the loss under fp16, else None.
+        own_loss: this process's share of the last loss.
+        times: seconds of the last step's parts: forward and backward, gradient reduction, optimizer.
+        report: (work in seconds, peak memory in GiB) that this process tells the others with its next loss.
+        reports: what each process told with the last loss.
         steps_done: optimizer steps so far; dropout masks follow from it, so set it when going on from a checkpoint.
     """
 
@@ -93,6 +102,12 @@ class ParallelModel:
         self.resolved = resolved
         self.max_grad_norm: float | None = None
         self.loss, self.grad_norm = float("nan"), float("nan")
+        self.own_loss = float("nan")
+        self.skipped = False
+        self.loss_scale = LossScale() if plan.precision == "fp16" else None
+        self.times: dict[str, float] = {}
+        self.report = (0.0, 0.0)
+        self.reports: list[tuple[float, float]] = [self.report]
         self.steps_done = 0
         self.stop_asked, self.stop_agreed = False, False
         self._random = any(is_random(graph, node) for node in graph.nodes.values())
@@ -140,28 +155,52 @@ class ParallelModel:
         """One optimizer step on this process's data shard alone (``global_batch / data shards`` samples by name)."""
         self._check(shard)
         self.optimizer.zero_grad(set_to_none=True)
+        clock = StepClock()
         with step_stream(self.plan.seed, self.steps_done, self.topology) if self._random else nullcontext():
             loss = self.forward_backward(shard)
+        clock.mark("forward_backward_s")
         self.reduce_gradients()
-        if self.max_grad_norm is not None:
-            clip(self.trained, torch.tensor(self.grad_norm), self.max_grad_norm)
-        self.optimizer.step()
-        self.align_tied()
+        clock.mark("reduction_s")
+        self.skipped = not (math.isfinite(self.loss) and math.isfinite(self.grad_norm))
+        if not self.skipped:
+            if self.max_grad_norm is not None:
+                clip(self.trained, torch.tensor(self.grad_norm), self.max_grad_norm)
+            self.optimizer.step()
+            self.align_tied()
+        if self.loss_scale is not None:
+            self.loss_scale.update(self.skipped)
         average_over_data(self._statistics, self.topology, self.plan.gradient_reduction.bucket_mib * MIB)
+        clock.mark("optimizer_s")
+        self.times = clock.parts
         self.steps_done += 1
         return loss
 
     def forward_backward(self, shard: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Loss over the global batch; leaves this process's gradients, not yet summed over processes."""
+        """Loss over the global batch; leaves this process's gradients, not yet summed over processes.
+
+        Under fp16 they are those of the scaled loss.
+        """
         shard = {k: v.to(self.topology.device) for k, v in shard.items()}
-        weights = self._weights(shard)
+        scale = self.loss_scale.value if self.loss_scale else 1.0
+        weights = self._weights(shard) * scale
         own = self._pipeline(shard, weights) if self.schedule else self._accumulate(shard, weights)
-        first_of_replicas = all(self.topology.rank(axis) == 0 for axis in ("cp", "tp"))
-        asked = torch.full_like(own, float(self.stop_asked))
-        shared = torch.stack([own if first_of_replicas else torch.zeros_like(own), asked])
+        own = own / scale
+        self.own_loss = float(own)
+        return self._share(own)
+
+    def _share(self, own: torch.Tensor) -> torch.Tensor:
+        """The loss over all processes; requests to stop and what each process reports travel with it."""
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        shared = torch.zeros(2 + 2 * world, device=own.device)
+        if all(self.topology.rank(axis) == 0 for axis in ("cp", "tp")):  # the first of those with the same loss
+            shared[0] = own
+        shared[1] = float(self.stop_asked)
+        shared[2 + 2 * rank], shared[3 + 2 * rank] = self.report
         if dist.is_initialized():
             dist.all_reduce(shared)
-        self.loss, self.stop_agreed = float(shared[0]), bool(shared[1] > 0)
+        self.loss, stop, *reports = shared.tolist()
+        self.stop_agreed = stop > 0
+        self.reports = list(zip(reports[::2], reports[1::2], strict=True))
         return shared[0]
 
     def reduce_gradients(self) -> None:
@@ -172,6 +211,8 @@ class ParallelModel:
                 twin.grad = None
         data_axes = [] if self.sharded else self.topology.active("dp_replicate", "dp_shard")
         reduce_gradients(self.trained, self.topology, data_axes, self.plan.gradient_reduction.bucket_mib * MIB)
+        if self.loss_scale is not None:
+            unscale(self.trained, self.loss_scale.value)
         self.grad_norm = float(global_norm(self.trained))
 
     def _accumulate(self, shard: dict[str, torch.Tensor], weights: torch.Tensor) -> torch.Tensor:

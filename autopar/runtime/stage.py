@@ -19,7 +19,11 @@ from autopar.sharding.placement import local_shape
 from autopar.sharding.resolve import ResolvedBlock
 
 BATCH = "batch_"  # before the names of batch inputs, which could otherwise be those of a schedule's own arguments
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}  # precision of a plan -> dtype that operators compute in
+AUTOCAST = {
+    "fp32": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}  # precision of a plan -> dtype that operators compute in
 
 
 class Stage(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -11,18 +10,20 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 import torch.distributed as dist
 
-from autopar.errors import RunError
+from autopar.errors import InputError, RunError
 from autopar.runtime import checkpoint
 from autopar.runtime.checkpoint_writer import CheckpointWriter
 from autopar.runtime.data import make_source
 from autopar.runtime.learning_rate import LearningRate
+from autopar.runtime.metrics import Metrics
+from autopar.runtime.monitor import lagging, peak_memory_gib
 from autopar.runtime.parallelize import ParallelModel
+from autopar.runtime.tracing import Tracer
 from autopar.runtime.weights import load_weights
-from autopar.units import format_seconds
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Options:
         keep_checkpoints: how many of the newest to keep.
         resume: ``auto``, ``none`` or the path of a checkpoint.
         metrics: JSONL file, or None.
+        tensorboard: folder for TensorBoard, or None.
+        profile: folder for Chrome traces of a few steps, or None.
+        nonfinite: ``stop`` at a loss or gradient norm that is NaN or infinite, or ``skip`` the step. Overflows under
+            fp16 are always skipped.
         max_grad_norm: clip the gradient's global norm, or None.
         weights: checkpoint or safetensors file that gives the first weights when there is nothing to go on from.
         learning_rate: how the optimizer's rates move over the run; None: as in the checkpoint, else constant.
@@ -49,9 +54,16 @@ class Options:
     keep_checkpoints: int = 3
     resume: str = "auto"
     metrics: str | None = None
+    tensorboard: str | None = None
+    profile: str | None = None
+    nonfinite: str = "stop"
     max_grad_norm: float | None = None
     weights: str | None = None
     learning_rate: LearningRate | None = None
+
+    def __post_init__(self) -> None:
+        if self.nonfinite not in ("stop", "skip"):
+            raise InputError(f"nonfinite {self.nonfinite!r} is unknown", "Use stop or skip")
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for :meth:`from_json`."""
@@ -79,7 +91,8 @@ def train(model: ParallelModel, options: Options) -> dict[str, Any]:
 class _Loop:
     def __init__(self, model: ParallelModel, options: Options) -> None:
         self.model, self.options, self.plan = model, options, model.plan
-        self.first = not dist.is_initialized() or dist.get_rank() == 0
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.first = self.rank == 0
         self.folder = Path(options.checkpoint_dir) if options.checkpoint_dir else None
         self.rows: list[dict[str, Any]] = []
         self.interrupted = False
@@ -93,7 +106,9 @@ class _Loop:
         found = checkpoint.find(self.options.resume, self.folder, self._say)
         begin = self._restore(found)
         rate = self._learning_rate(found)
-        metrics = self._open(begin)
+        metrics = None
+        if self.first:
+            metrics = Metrics(self.options.metrics, self.options.tensorboard, begin, self._say)
         scheduler = rate.scheduler(self.model.optimizer, begin, self.options.steps, self.plan.global_batch)
         if self.folder:
             settings = {"learning_rate": asdict(rate), "steps": self.options.steps}
@@ -101,14 +116,16 @@ class _Loop:
         previous = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         step, saved = begin, begin
         try:
-            while step < self.options.steps and not self.model.stop_agreed:
-                self._step(step, source, metrics)
-                scheduler.step()
-                step += 1
-                last = step == self.options.steps or self.model.stop_agreed
-                if self.writer and (last or step % self.options.checkpoint_every == 0):
-                    self.writer.save(step)
-                    saved = step
+            with Tracer(self.options.profile, self.rank, self.options.steps - begin) as tracer:
+                while step < self.options.steps and not self.model.stop_agreed:
+                    self._step(step, source, metrics)
+                    scheduler.step()
+                    tracer.step()
+                    step += 1
+                    last = step == self.options.steps or self.model.stop_agreed
+                    if self.writer and (last or step % self.options.checkpoint_every == 0):
+                        self.writer.save(step)
+                        saved = step
             if self.writer:
                 self.writer.wait()
         finally:
@@ -143,62 +160,74 @@ class _Loop:
             self._say(f"the {rate.shape} schedule now ends at step {self.options.steps}, not {saved['steps']}")
         return rate
 
-    def _step(self, step: int, source: Any, metrics: TextIO | None) -> None:
-        begun = time.perf_counter()
+    def _step(self, step: int, source: Any, metrics: Metrics | None) -> None:
+        begun, cpu = time.perf_counter(), time.process_time()
         shard = source.shard(step)
-        waited = time.perf_counter() - begun
+        waited, cpu_waiting = time.perf_counter() - begun, time.process_time() - cpu
         self.model.step_shard(shard)
         elapsed = time.perf_counter() - begun
-        if not math.isfinite(self.model.loss):
-            self._fail(step)
+        work = waited + time.process_time() - cpu - cpu_waiting
+        self.model.report = (work, peak_memory_gib(self.model.topology.device))
+        if self.model.skipped:
+            self._check_skipped(step)
         row = self._row(step, elapsed, waited)
         self.rows.append(row)
         if metrics:
-            metrics.write(json.dumps(row) + "\n")
-            metrics.flush()
-        if step < 3 or (step + 1) % 5 == 0 or step + 1 == self.options.steps:
-            self._say(
-                f"step {step + 1:>5}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3f}  "
-                f"{format_seconds(elapsed)} (predicted {format_seconds(row['predicted_step_time_s'] or math.nan)})  "
-                f"{row['tokens_per_s']:,.0f} tokens/s"
-            )
+            shown = step < 3 or (step + 1) % 5 == 0 or step + 1 == self.options.steps
+            metrics.write(row, shown or row["skipped"])
 
     def _row(self, step: int, elapsed: float, waited: float) -> dict[str, Any]:
-        estimate = self.plan.estimate
-        tokens = self.plan.global_batch * self.model.graph.tokens_per_sample
-        flops = (self.model.graph.forward_flops + self.model.graph.backward_flops) / self.plan.micro_batch
+        """Work and memory of other processes arrive with the next step's loss, so they are those of the step before."""
+        estimate, model = self.plan.estimate, self.model
+        tokens = self.plan.global_batch * model.graph.tokens_per_sample
+        flops = (model.graph.forward_flops + model.graph.backward_flops) / self.plan.micro_batch
         peak = float(estimate["tflops_per_device"]) / float(estimate["mfu"]) * 1e12 if estimate.get("mfu") else math.nan
         rate = flops * self.plan.global_batch / self.plan.mesh.devices / elapsed
         return {
             "step": step + 1,
-            "loss": self.model.loss,
-            "grad_norm": self.model.grad_norm,
-            "lr": float(self.model.optimizer.param_groups[0]["lr"]),
+            "loss": model.loss,
+            "grad_norm": model.grad_norm,
+            "lr": float(model.optimizer.param_groups[0]["lr"]),
             "step_time_s": elapsed,
             "data_wait_s": waited,
+            **model.times,
             "tokens_per_s": tokens / elapsed,
             "mfu": rate / peak if peak == peak else None,
+            "peak_memory_gib": max(model.report[1], *(memory for _, memory in model.reports)),
+            "slowest_rank": lagging([work for work, _ in model.reports]) if step > 3 else None,
+            "skipped": model.skipped,
+            "loss_scale": model.loss_scale.value if model.loss_scale else None,
             "predicted_step_time_s": estimate.get("step_time_s"),
+            "predicted_peak_memory_gib": estimate.get("peak_allocated_gib"),
         }
 
-    def _fail(self, step: int) -> None:
+    def _check_skipped(self, step: int) -> None:
+        """Goes on after an fp16 overflow, or if asked to; else ends the run. The weights are those before the step."""
+        scale = self.model.loss_scale
+        if scale is not None and not scale.exhausted and math.isfinite(self.model.loss):
+            return
+        if self.options.nonfinite == "skip":
+            return
         if self.writer:
             self.writer.wait()
         saved = checkpoint.checkpoints(self.folder) if self.folder else []
         where = f"the last checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
-        raise RunError(f"the loss is {self.model.loss} at step {step + 1}; {where}", "Lower the learning rate")
+        what = f"the loss is {self.model.loss}"
+        if math.isfinite(self.model.loss):
+            what = f"the gradient norm is {self.model.grad_norm}"
+        raise RunError(
+            f"{what} at step {step + 1}{self._where_not_finite()}; {where}",
+            "Lower the learning rate, or go on without such steps with --nonfinite skip",
+        )
 
-    def _open(self, begin: int) -> TextIO | None:
-        """The metrics file on the first process; on resume, rows of steps to be done again are dropped."""
-        if not self.first or not self.options.metrics:
-            return None
-        path = Path(self.options.metrics)
-        kept = []
-        if begin and path.is_file():
-            kept = [line for line in path.read_text().splitlines() if line and json.loads(line)["step"] <= begin]
-        file = path.open("w")
-        file.writelines(line + "\n" for line in kept)
-        return file
+    def _where_not_finite(self) -> str:
+        """The processes whose own share of the loss is not finite."""
+        if not dist.is_initialized():
+            return ""
+        finite: list[bool] = [True] * dist.get_world_size()
+        dist.all_gather_object(finite, math.isfinite(self.model.own_loss))
+        ranks = [str(rank) for rank, good in enumerate(finite) if not good]
+        return f" on rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else ""
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         """Asks for an end after a step that all agree on; a second Ctrl-C ends at once."""

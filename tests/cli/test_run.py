@@ -149,6 +149,22 @@ def test_a_child_that_dies_is_named_with_its_error_and_leaves_no_orphan(folder: 
     assert not workers_of(folder)
 
 
+def test_a_process_that_hangs_is_named_within_the_timeout(folder: Path) -> None:
+    text = SMALL + (
+        "\nimport os, time\n"
+        "class Dataset:\n"
+        "    def __len__(self):\n        return 64\n"
+        "    def __getitem__(self, i):\n"
+        "        time.sleep(3600 if os.environ.get('RANK') == '1' else 0)\n"
+        "        return {'x': torch.ones(16), 'y': torch.ones(16)}\n"
+        "def build_dataset(split):\n    return Dataset()\n"
+    )
+    (folder / "hangs.py").write_text(text)
+    message = refuse("run", "dp.json", "hangs.py", "--steps", "5", "--timeout", "10", code=1, cwd=folder)
+    assert "rank 1 did not answer: rank 0 waited in vain" in message
+    assert not workers_of(folder)
+
+
 def workers_of(folder: Path) -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline", "cwd"]):

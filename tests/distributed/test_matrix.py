@@ -1,7 +1,7 @@
 """The parity matrix: plans of every kind for models of every kind train as one process does.
 
-Losses and gradient norms of five steps and the final parameters; fp32 to 1e-4, bf16 to 1e-2 of the loss and 5e-2 of
-the norm.
+Losses and gradient norms of five steps and the final parameters; fp32 to 1e-4, bf16 and fp16 to 1e-2 of the loss
+and 5e-2 of the norm.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def fixed_cases() -> list[Case]:
     cases += [Case("moe", "pp=2 tp=2", seed, 4, s) for seed, s in enumerate((LOOPED[1], *V_SHAPED))]
     cases += [Case(model, "dp_shard=2 tp=2", layout_seed=7, precision="bf16") for model in NAMES]
     cases += [Case(model, "pp=2", micro_batches=4, precision="bf16") for model in ("seq2seq", "tied")]
+    cases += [Case("gpt", "dp_shard=2 tp=2", 8, precision="fp16"), Case("moe", "pp=2", precision="fp16")]
     cases += [Case(model, "tp=2", layout_seed=9, compile="aot_eager") for model in ("gpt", "vit")]
     cases += [
         Case("gpt", "pp=2 dp_shard=2 tp=2", layout_seed=1),

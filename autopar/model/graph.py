@@ -181,5 +181,7 @@ class OpGraph:
 
     def fx_node(self, name: str) -> fx.Node:
         """The fx node behind a name."""
-        table: dict[str, fx.Node] = self.facts.setdefault("fx", {n.name: n for n in self.fx_graph.nodes})
+        if "fx" not in self.facts:
+            self.facts["fx"] = {n.name: n for n in self.fx_graph.nodes}
+        table: dict[str, fx.Node] = self.facts["fx"]
         return table[name]

@@ -13,19 +13,19 @@ bisection on what the critical stage adds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.planner.chain_tables import ChainTables, Shared, Slot
+from autopar.planner.chain_tables import ChainTables, Shared
 from autopar.planner.elimination import Array, Minimum
+from autopar.planner.inter import least_total
 from autopar.planner.prices import Weights
+from autopar.planner.spans import spans
 
 PRICES = (0.0, *(0.004 * 2.0**i for i in range(12)))  # of memory, in the model's time over a device's memory
-MOST_ENTRIES = 4_000_000
 MOST_POSITIONS = 8  # stages that are told apart
-PRECISION, STEP = 1e-4, 1e-3  # of the bisection, and between limits on what the critical stage adds
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,9 @@ def lower_bound(relaxed: Sequence[Relaxation]) -> float:
 def _relax(tables: ChainTables, terms: StageTerms, stages: Sequence[Position], shared: Shared) -> Relaxation:
     unit = _free_seconds(tables, terms, shared) / terms.limit_bytes
     prices = [unit * price for price in PRICES]
-    room = terms.limit_bytes - _workspaces(tables)
     merged = _merged(stages)
     kinds = sorted(set(merged))
-    before, critical = (
-        _relaxed(tables, terms, shared, prices, kinds, room, is_critical) for is_critical in (False, True)
-    )
+    before, critical = (_relaxed(tables, terms, shared, prices, kinds, is_critical) for is_critical in (False, True))
     index = [kinds.index(one) for one in merged]
     return Relaxation(before[index], critical[index], terms.micro_batches)
 
@@ -156,8 +153,7 @@ def _merged(stages: Sequence[Position]) -> list[Position]:
 def _free_seconds(tables: ChainTables, terms: StageTerms, shared: Shared) -> float:
     """Of one micro-batch through all blocks, memory for free."""
     least = tables.least([weights_of(terms, 0.0, Position(1, 1), False, True)])
-    times = spans(tables, least, 1, dict.fromkeys(least, (0,)), shared)
-    return float(times[0, 0, -1])
+    return float(spans(tables, least, 1, [(0,)] * len(least), shared)[0, 0, -1])
 
 
 def _relaxed(
@@ -166,153 +162,63 @@ def _relaxed(
     shared: Shared,
     prices: Sequence[float],
     kinds: Sequence[Position],
-    room: Array,
     critical: bool,
 ) -> Array:
     """Seconds of blocks a..b-1 as one stage, ``[position, a, b]``: the best of the prices."""
-    kept = _least_kept(tables)
-    found = np.empty((len(kinds), *room.shape))
-    for i, at in enumerate(kinds):
 
-        def at_prices(chosen: Sequence[float], at: Position = at) -> tuple[dict[Slot, Minimum], Array]:
-            least = tables.least([weights_of(terms, p, at, mode, critical) for mode in terms.modes for p in chosen])
-            return least, _paid(tables, terms, least, chosen, kept, room, shared, critical)
+    def at_prices(chosen: Sequence[Sequence[float]]) -> tuple[list[Minimum], Array]:
+        pairs = [(at, price) for at, mine in zip(kinds, chosen, strict=True) for price in mine]
+        least = tables.least([weights_of(terms, p, at, mode, critical) for mode in terms.modes for at, p in pairs])
+        return least, _paid(tables, terms, least, np.array(chosen), shared, critical)
 
-        least, best = at_prices(prices)
-        turns = _turns(least, prices) if len(terms.modes) > 1 else []
-        found[i] = (np.maximum(best, at_prices(turns)[1]) if turns else best).min(axis=0)
-    return found
+    least, best = at_prices([prices] * len(kinds))
+    if len(terms.modes) > 1:
+        turns = _turns(least, prices, len(kinds))
+        best = np.maximum(best, at_prices(turns)[1])
+    return np.asarray(best.min(axis=0))
 
 
 def _paid(
-    tables: ChainTables,
-    terms: StageTerms,
-    least: Mapping[Slot, Minimum],
-    prices: Sequence[float],
-    kept: Mapping[Slot, float],
-    room: Array,
-    shared: Shared,
-    critical: bool,
+    tables: ChainTables, terms: StageTerms, least: Sequence[Minimum], prices: Array, shared: Shared, critical: bool
 ) -> Array:
-    """Least seconds less the price of what fits, ``[largest recomputed block, a, b]``: the best of the prices.
+    """Least seconds less the price of what fits, at its best price: ``[largest recomputed block, position, a, b]``.
 
     Whichever recomputed block keeps the most, its activations lie there while it runs again.
+
+    Args:
+        prices: ``[position, price]``.
     """
     leaving, each = () if critical else terms.leaving, []
-    for most in _largest_again(kept, terms.modes):
-        allowed = {slot: _allowed(terms.modes, nbytes <= most) for slot, nbytes in kept.items()}
+    room = terms.limit_bytes - tables.workspaces
+    for most in _largest_again(tables.least_kept, terms.modes):
+        allowed = [_allowed(terms.modes, nbytes <= most) for nbytes in tables.least_kept]
         times = spans(tables, least, len(terms.modes), allowed, shared, leaving)
-        each.append(np.max(times - np.array(prices)[:, None, None] * (room - max(0.0, most)), axis=0))
+        paid = prices[:, :, None, None] * (room - max(0.0, most))
+        each.append(np.max(times.reshape(paid.shape) - paid, axis=1))
     return np.array(each)
 
 
-def _turns(least: Mapping[Slot, Minimum], prices: Sequence[float]) -> list[float]:
-    """Prices at which some kind of block turns from keeping its activations to recomputing them."""
-    found = set()
-    for one in least.values():
-        keep, again = one.table.reshape(2, len(prices), -1).min(axis=2)
-        gain = keep - again
-        for i in range(len(prices) - 1):
-            if gain[i] < 0.0 <= gain[i + 1]:
-                found.add(prices[i] + (prices[i + 1] - prices[i]) * gain[i] / (gain[i] - gain[i + 1]))
-    return sorted(found)
+def _turns(least: Sequence[Minimum], prices: Sequence[float], positions: int) -> list[list[float]]:
+    """For every position, prices at which some kind of block turns from keeping its activations to recomputing them."""
+    found: list[list[float]] = [[] for _ in range(positions)]
+    for one in least:
+        keep, again = one.table.reshape(2, positions, len(prices), -1).min(axis=3)
+        for mine, gain in zip(found, keep - again, strict=True):
+            for i in range(len(prices) - 1):
+                if gain[i] < 0.0 <= gain[i + 1]:
+                    mine.append(prices[i] + (prices[i + 1] - prices[i]) * gain[i] / (gain[i] - gain[i + 1]))
+    longest = max(1, *map(len, found))
+    return [mine + [0.0] * (longest - len(mine)) for mine in found]
 
 
-def _largest_again(kept: Mapping[Slot, float], modes: Sequence[bool]) -> list[float]:
+def _largest_again(kept: Sequence[float], modes: Sequence[bool]) -> list[float]:
     """What the largest recomputed block may keep; negative: none is recomputed."""
-    return [*([-1.0] if False in modes else []), *(sorted(set(kept.values())) if True in modes else [])]
+    return [*([-1.0] if False in modes else []), *(sorted(set(kept)) if True in modes else [])]
 
 
 def _allowed(modes: Sequence[bool], again: bool) -> list[int]:
     """Which modes a block may take; one that must be recomputed always may, as others may be larger."""
     return [i for i, recompute in enumerate(modes) if again or not recompute or False not in modes]
-
-
-def _least_kept(tables: ChainTables) -> dict[Slot, float]:
-    """Bytes that a block of every kind keeps at least, if it is not recomputed."""
-    least = tables.least([Weights(forward=0.0, backward=0.0, kept_s=1.0, made_s=0.0)])
-    return {slot: float(found.table.min()) for slot, found in least.items()}
-
-
-def spans(
-    tables: ChainTables,
-    least: Mapping[Slot, Minimum],
-    modes: int,
-    allowed: Mapping[Slot, Sequence[int]],
-    shared: Shared,
-    leaving: Sequence[Array] = (),
-) -> Array:
-    """Least seconds of blocks a..b-1, ``[case, a, b]``; infinite where b <= a.
-
-    Args:
-        least: of every kind of block, all cases of the first mode, then all of the next, ``modes`` in all.
-        allowed: the modes of every kind of block; each block takes the one that it likes best.
-        leaving: of every block, seconds of sending its outputs on, in each state.
-    """
-    count = len(tables.blocks)
-    cases = len(next(iter(least.values())).table) // modes
-    matrices: dict[Slot, Array] = {}
-    found = np.full((cases, count, count + 1), np.inf)
-    now: Array | None = None  # [a, case, state]
-    for index in range(count):
-        slot = tables.slots[index]
-        if slot not in matrices:
-            every = tables.matrix(index, least[slot], shared)
-            matrices[slot] = every.reshape(modes, cases, *every.shape[1:])[list(allowed[slot])].min(axis=0)
-        matrix = matrices[slot]
-        fresh = np.zeros((1, cases, matrix.shape[1]))
-        now = fresh if now is None else np.concatenate([now, fresh])
-        now = _through(now, matrix)
-        ended = now + leaving[index] if leaving else now
-        found[:, : index + 1, index + 1] = ended.min(axis=2).T
-    return found
-
-
-def _through(now: Array, matrix: Array) -> Array:
-    """Min-plus product ``[a, case, before] x [case, before, after]``, in portions."""
-    portion = max(1, MOST_ENTRIES // matrix.size)
-    parts = [(now[i : i + portion, :, :, None] + matrix).min(axis=2) for i in range(0, len(now), portion)]
-    return np.concatenate(parts)
-
-
-def _workspaces(tables: ChainTables) -> Array:
-    """Bytes that the largest operator of blocks a..b-1 needs at least, ``[a, b]``."""
-    each = [tables.workspace(index) for index in range(len(tables.blocks))]
-    found = np.zeros((len(each), len(each) + 1))
-    for a in range(len(each)):
-        found[a, a + 1 :] = np.maximum.accumulate(each[a:])
-    return found
-
-
-def least_total(before: Array, extra: Array) -> float:
-    """The least, over cuts, of ``sum_j before_j + max_i extra_i``, from below.
-
-    Args:
-        before, extra: ``[stage, a, b]``, of blocks a..b-1 as that stage.
-    """
-    finite = extra[np.isfinite(extra)]
-    if not len(finite) or (most := _least_sum(before, extra, float(finite.max()))) == np.inf:
-        return float("inf")
-    low, high = float(finite.min()), float(finite.max())
-    while high - low > PRECISION * abs(high):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _least_sum(before, extra, middle) < np.inf else (middle, high)
-    found = np.inf  # between two limits on the extra, the sum is at least that of the upper and the extra the lower
-    while low + most < found:
-        upper = low + STEP * (abs(low) + most)
-        found = min(found, low + _least_sum(before, extra, upper))
-        low = upper
-    return float(found)
-
-
-def _least_sum(before: Array, extra: Array, limit: float) -> float:
-    """The least sum over cuts whose every stage adds at most ``limit``; infinite where there is none."""
-    count = before.shape[1]
-    reached = np.full(count + 1, np.inf)
-    reached[0] = 0.0
-    for mine, added in zip(before, extra, strict=True):
-        reached = np.where(added <= limit, reached[:-1, None] + mine, np.inf).min(axis=0)
-    return float(reached[-1])
 
 
 def fill(pp: int, micro_batches: int) -> float:

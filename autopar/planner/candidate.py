@@ -9,13 +9,13 @@ from typing import Literal, cast
 
 from autopar.cost.engine import Engine
 from autopar.cost.estimate import Estimate
-from autopar.cost.memory import rank_memory
+from autopar.cost.memory import FP32, OPTIMIZER_STATES, rank_memory
 from autopar.hardware.topology import Group
 from autopar.model.graph import OpGraph
 from autopar.model.spec import TrainingJob
 from autopar.plan import BlockPlan, ClusterRef, Layout, ModelRef, Plan
 from autopar.planner.bound import fill
-from autopar.planner.case import Case
+from autopar.planner.case import Case, trainable_elements
 from autopar.planner.chain import Chain
 from autopar.planner.chain_tables import ChainTables
 from autopar.planner.elimination import TooLarge
@@ -31,6 +31,7 @@ SMALLEST, BETWEEN = (
 )  # prices of memory, in the time that a byte takes on average
 MOST_CUTS_PRICED = 24
 LINES_PRICED = 3
+LEVELS = 2
 
 _InnerMesh = tuple[int, tuple[tuple[str, int], ...], tuple[Group, ...]]  # micro-batch, axes and where they lie
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
@@ -80,27 +81,50 @@ class Evaluator:
         self._cases: dict[Candidate, Case] = {}
         self._tables: dict[_InnerMesh, ChainTables | None] = {}
         self._placed: dict[_InnerMesh, float] = {}
+        self._first: OpGraph | None = None
 
-    def bound(self, candidate: Candidate) -> float:
-        """A quick lower bound on the step time: operators and redistributions, parameters and memory for free.
+    def bound(self, candidate: Candidate, level: int, pins: Pins) -> float:
+        """A lower bound on the step time, the tighter and dearer the higher the level (up to :data:`LEVELS`).
 
-        Meshes whose inner axes lie alike on the topology share it, but for the fill and drain of the pipeline.
+        0: FLOPs at the peak rate, which grow with the samples; one capture tells them for all micro-batch sizes.
+        1: operators and redistributions, parameters and memory for free; meshes whose inner axes lie alike share it.
+        2: with parameters, whole blocks in every stage, and within memory.
         """
-        key = self._inner(candidate)
-        if key not in self._placed:
-            self._placed[key] = self._case(candidate).placed_bound()
-        return self._placed[key] * fill(candidate.mesh.pp, candidate.micro_batches)
+        if level == 0:
+            return self._at_peak(candidate) * fill(candidate.mesh.pp, candidate.micro_batches)
+        if level == 1:
+            key = self._inner(candidate)
+            if key not in self._placed:
+                self._placed[key] = self._case(candidate).placed_bound()
+            return self._placed[key] * fill(candidate.mesh.pp, candidate.micro_batches)
+        modes = tuple(word == "full" for word in pins.options("recompute"))
+        return self._case(candidate).step_bound(modes)
+
+    def _at_peak(self, candidate: Candidate) -> float:
+        """Seconds of one micro-batch through all stages, spread over the inner axes without loss."""
+        flops = self._flops_per_sample(candidate) * candidate.micro_batch
+        inner = candidate.mesh.cp * candidate.mesh.tp
+        return flops / inner / self.engine.cluster.device.peak(self.engine.precision)
+
+    def _any(self, candidate: Candidate) -> OpGraph:
+        """The model at the first micro-batch size that was asked for."""
+        if self._first is None:
+            self._first = self.engine.graph(candidate.micro_batch)
+        return self._first
+
+    def _flops_per_sample(self, candidate: Candidate) -> float:
+        graph = self._any(candidate)
+        if "flops" not in graph.facts:
+            graph.facts["flops"] = (graph.forward_flops + graph.backward_flops) / graph.batch_size
+        return float(graph.facts["flops"])
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Whether parameters alone, divided as far as the mesh can, leave room."""
-        case, cluster = self._case(candidate), self.engine.cluster
-        needed = case.least_bytes() * (1 + cluster.device.allocator_overhead_fraction)
+        cluster, mesh = self.engine.cluster, candidate.mesh
+        elements = trainable_elements(self._any(candidate))
+        divided = mesh.pp * mesh.cp * mesh.tp * (mesh.dp_shard if candidate.zero_stage else 1)
+        needed = FP32 * (2 + OPTIMIZER_STATES) * elements / divided * (1 + cluster.device.allocator_overhead_fraction)
         return needed + cluster.device.context_bytes <= cluster.memory_limit_bytes
-
-    def tight_bound(self, candidate: Candidate, pins: Pins) -> float:
-        """A lower bound with parameters, whole blocks in every stage, and within memory."""
-        modes = tuple(word == "full" for word in pins.options("recompute"))
-        return max(self.bound(candidate), self._case(candidate).step_bound(modes))
 
     def plans(self, candidate: Candidate, pins: Pins, cutoff: float) -> Iterator[Priced]:
         """Plans of a candidate, those that do not fit included; memory is weighed until one fits.

@@ -26,6 +26,13 @@ from autopar.sharding.placement import local_shape
 from autopar.sharding.resolve import axis_sizes
 
 
+def trainable_elements(graph: OpGraph) -> int:
+    """Elements of all parameters that are trained."""
+    if "trainable" not in graph.facts:
+        graph.facts["trainable"] = sum(n.meta.numel for n in graph.of_kind("parameter") if n.requires_grad)
+    return int(graph.facts["trainable"])
+
+
 class Case:
     """One mesh and micro-batch size.
 
@@ -40,7 +47,7 @@ class Case:
         self.graph: OpGraph = engine.graph(candidate.micro_batch)
         self.blocks, self.sizes = self.graph.blocks, axis_sizes(candidate.mesh)
         self.boundaries = Boundaries(self.graph, self.mesh) if tables is None else tables.boundaries
-        self.costs = StepCosts(engine, self.mesh, candidate.micro_batches, FP32 * self.graph.parameter_count)
+        self.costs = StepCosts(engine, self.mesh, candidate.micro_batches, FP32 * trainable_elements(self.graph))
         self._chains: dict[tuple[float, bool], Chain] = {}
         self._relaxed: dict[tuple[tuple[Position, ...], tuple[bool, ...]], list[Relaxation]] = {}
         self._makers: dict[tuple[bool, ...], OptionMaker] = {}
@@ -108,15 +115,7 @@ class Case:
 
     def parameter_bound(self) -> float:
         """Seconds a step of all parameters together: gathers, gradient sums, optimizer; cut as far as the mesh can."""
-        return FP32 * self._trainable() / math.prod(self.sizes.values()) * self.costs.seconds_per_byte
-
-    def _trainable(self) -> int:
-        return sum(n.meta.numel for n in self.graph.of_kind("parameter") if n.requires_grad)
-
-    def least_bytes(self) -> float:
-        """Parameters with gradients and optimizer states on one device, divided as far as the mesh can."""
-        divided = self.mesh.pp * self.costs.divided * math.prod(self.sizes.values())
-        return FP32 * (2 + OPTIMIZER_STATES) * self._trainable() / divided
+        return FP32 * trainable_elements(self.graph) / math.prod(self.sizes.values()) * self.costs.seconds_per_byte
 
     # --- layouts ----------------------------------------------------------------------------------------------------
 

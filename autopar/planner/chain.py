@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.plan import Layout
-from autopar.planner.chain_tables import ChainTables, Shared, Slot, State
+from autopar.planner.chain_tables import ChainTables, Shared, State
 from autopar.planner.elimination import Array, Minimum
 from autopar.planner.prices import Weights
 
@@ -33,8 +34,8 @@ def best_chain(tables: ChainTables, weights: Weights) -> Chain:
     return min(found, key=lambda chain: chain.seconds)  # the first of equal ones
 
 
-def _shortest(tables: ChainTables, least: dict[Slot, Minimum], shared: Shared) -> Chain:
-    matrices: dict[Slot, Array] = {}
+def _shortest(tables: ChainTables, least: Sequence[Minimum], shared: Shared) -> Chain:
+    matrices: dict[int, Array] = {}
     reached, came = np.zeros(1), []
     for index, slot in enumerate(tables.slots):
         if slot not in matrices:
@@ -45,7 +46,7 @@ def _shortest(tables: ChainTables, least: dict[Slot, Minimum], shared: Shared) -
     after = int(reached.argmin())
     seconds = float(reached[after])
     layouts, states = [], []
-    known: dict[tuple[Slot, int, int], Layout] = {}
+    known: dict[tuple[int, int, int], Layout] = {}
     for index in reversed(range(len(tables.slots))):
         before, slot = int(came[index][after]), tables.slots[index]
         if (slot, before, after) not in known:

@@ -6,9 +6,9 @@ seconds of the block, for several weights at once. Blocks alike share one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ from autopar.plan import Layout, Mesh
 from autopar.planner.elimination import Array, Minimum
 from autopar.planner.prices import BlockPrices, Costs, Spec, Weights, boundary_specs
 from autopar.planner.tables import BlockTables
-from autopar.sharding.placement import R, local_shape
+from autopar.sharding.placement import R
 from autopar.sharding.resolve import axis_sizes
 
 State = tuple[Spec, ...]  # placements of the outputs of one block
@@ -113,15 +113,19 @@ class ChainTables:
         self.boundaries = Boundaries(graph, mesh)
         self.sizes = self.boundaries.sizes
         self._own_saves = self._saved_by_maker()
-        self.slots: list[Slot] = []
-        self._tables: dict[Slot, BlockTables] = {}
+        self.kinds: list[Slot] = []
+        self.slots: list[int] = []  # of every block, its kind
+        numbers: dict[Slot, int] = {}
+        self._tables: list[BlockTables] = []
         seen_inputs: set[str] = set()
         seen_shared: set[str] = set()
         for index in range(len(self.blocks)):
             slot = self._slot(index, seen_inputs, seen_shared)
-            self.slots.append(slot)
-            if slot not in self._tables:
-                self._tables[slot] = self._table(index, slot)
+            if slot not in numbers:
+                numbers[slot] = len(numbers)
+                self.kinds.append(slot)
+                self._tables.append(self._table(index, slot))
+            self.slots.append(numbers[slot])
 
     def _slot(self, index: int, seen_inputs: set[str], seen_shared: set[str]) -> Slot:
         block = self.blocks[index]
@@ -154,14 +158,14 @@ class ChainTables:
             prices, slot.inputs, slot.outputs, tuple(zip(names, options, strict=True)), frozenset(slot.charged)
         )
 
-    def least(self, weights: Sequence[Weights]) -> dict[Slot, Minimum]:
-        """Of every slot, for every weight, input, output and shared placement."""
-        return {slot: table.least(weights) for slot, table in self._tables.items()}
+    def least(self, weights: Sequence[Weights]) -> list[Minimum]:
+        """Of every kind of block, for every weight, input, output and shared placement."""
+        return [table.least(weights) for table in self._tables]
 
     def matrix(self, index: int, least: Minimum, shared: Shared) -> Array:
         """``[weights, state before, state after]`` of one block."""
-        slot = self.slots[index]
-        chosen: Any = (..., *self._at(slot, index, shared))
+        slot = self.kinds[self.slots[index]]
+        chosen: Any = (..., *self._at(index, shared))
         table = least.table[chosen]
         cases, ins = table.shape[0], len(slot.inputs)
         table = table.reshape(*table.shape[: 1 + ins], -1)
@@ -172,36 +176,35 @@ class ChainTables:
         picked: Any = (slice(None), *picks)
         return np.asarray(table[picked])
 
-    def _at(self, slot: Slot, index: int, shared: Shared) -> tuple[int, ...]:
-        table, chosen = self._tables[slot], dict(shared)
+    def _at(self, index: int, shared: Shared) -> tuple[int, ...]:
+        table, chosen = self._tables[self.slots[index]], dict(shared)
         return tuple(options.index(chosen[name]) for name, options in table.shared)
 
     def layout(
         self, index: int, least: Minimum, case: int, before: int, after: int, shared: Shared
     ) -> tuple[Layout, Array]:
         """The layout behind one entry of :meth:`matrix`, and what it adds up to by part."""
-        slot = self.slots[index]
+        slot = self.kinds[self.slots[index]]
         shape = [len(options) for options in slot.entering]
         entering = np.unravel_index(before, shape) if shape else ()
         inputs = [int(entering[p]) if p >= 0 else 0 for p in slot.before]
         outputs = [int(i) for i in np.unravel_index(after, [len(o) for o in slot.outputs])] if slot.outputs else []
-        boundary = (*inputs, *outputs, *self._at(slot, index, shared))
-        table = self._tables[slot]
+        boundary = (*inputs, *outputs, *self._at(index, shared))
+        table = self._tables[self.slots[index]]
         # blocks of one kind have one layout; its names are labels, alike in all of them
         return table.layout(least, case, boundary), table.parts(least, case, boundary)
 
-    def local_bytes(self, index: int) -> Array:
-        """Bytes of a block's outputs on one device, in each state."""
-        found = []
-        for state in self.boundaries.states[index]:
-            total = 0
-            for name, spec in zip(self.blocks[index].outputs, state, strict=True):
-                meta = self.graph.nodes[name].meta
-                shape = local_shape(meta.shape, list(zip(spec, self.sizes.values(), strict=True)))
-                total += math.prod(shape) * meta.dtype.itemsize
-            found.append(float(total))
-        return np.array(found)
+    @cached_property
+    def workspaces(self) -> Array:
+        """Bytes that the largest operator of blocks a..b-1 needs at least, ``[a, b]``."""
+        each = np.array([self._tables[kind].workspace for kind in self.slots])
+        found = np.zeros((len(each), len(each) + 1))
+        for a in range(len(each)):
+            found[a, a + 1 :] = np.maximum.accumulate(each[a:])
+        return found
 
-    def workspace(self, index: int) -> float:
-        """Bytes that the largest operator of a block needs at least."""
-        return self._tables[self.slots[index]].workspace
+    @cached_property
+    def least_kept(self) -> list[float]:
+        """Bytes that a block of every kind keeps for backward at least."""
+        only = [Weights(forward=0.0, backward=0.0, kept_s=1.0, made_s=0.0)]
+        return [float(found.table.min()) for found in self.least(only)]

@@ -8,8 +8,9 @@ sum, which is small for graphs that are nearly chains, as the blocks of neural n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,24 +74,11 @@ class Elimination:
         kept: tuple[str, ...],
         most: int = MOST_ENTRIES,
     ) -> None:
-        self.sizes, self.kept, self.most = dict(sizes), kept, most
-        self.scopes = list(scopes)
-        self.steps: list[_Step] = []
-        alive = dict(enumerate(self.scopes))
-        left = [name for name in self.sizes if name not in kept]
-        while left:
-            variable = min(left, key=lambda name: (self._entries(alive, name), left.index(name)))
-            left.remove(variable)
-            tables = tuple(i for i, scope in alive.items() if variable in scope)
-            others = [name for name in self._joined(alive[i] for i in tables) if name != variable]
-            self._check((*others, variable))
-            self.steps.append(_Step(tables, (*others, variable)))
-            for i in tables:
-                del alive[i]
-            alive[len(self.scopes)] = tuple(others)
-            self.scopes.append(tuple(others))
-        self._check(kept)
-        self.rest = tuple(alive)
+        self.sizes, self.kept = dict(sizes), kept
+        self.steps, self.scopes, self.rest = _order(tuple(sizes.items()), tuple(scopes), kept)
+        for scope in (*(step.scope for step in self.steps), kept):
+            if math.prod(self.sizes[name] for name in scope) > most:
+                raise TooLarge
 
     def run(self, tables: Sequence[Array]) -> Minimum:
         """Eliminates.
@@ -104,7 +92,7 @@ class Elimination:
             found = total.argmin(axis=-1)
             best.append(found)
             alive.append(np.take_along_axis(total, found[..., None], axis=-1)[..., 0])
-        return Minimum(self._sum(alive, self.rest, self.kept), tuple(self.steps), tuple(best), self.kept)
+        return Minimum(self._sum(alive, self.rest, self.kept), self.steps, tuple(best), self.kept)
 
     def _sum(self, alive: Sequence[Array], indices: Sequence[int], scope: tuple[str, ...]) -> Array:
         shape = tuple(self.sizes[name] for name in scope)
@@ -116,16 +104,40 @@ class Elimination:
             total = total + alive[i].transpose(order).reshape(wide)
         return total
 
-    def _entries(self, alive: Mapping[int, tuple[str, ...]], variable: str) -> int:
-        return math.prod(self.sizes[n] for n in self._joined(s for s in alive.values() if variable in s))
 
-    @staticmethod
-    def _joined(scopes: Iterable[tuple[str, ...]]) -> list[str]:
-        found: dict[str, None] = {}
-        for scope in scopes:
-            found.update(dict.fromkeys(scope))
-        return list(found)
+@lru_cache(maxsize=512)
+def _order(
+    sizes: tuple[tuple[str, int], ...], scopes: tuple[tuple[str, ...], ...], kept: tuple[str, ...]
+) -> tuple[tuple[_Step, ...], tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    """Steps that each take the variable whose table is smallest; all scopes, those of results at the end; what is left.
 
-    def _check(self, scope: Sequence[str]) -> None:
-        if math.prod(self.sizes[name] for name in scope) > self.most:
-            raise TooLarge
+    Blocks alike in structure, at other batch or mesh sizes, often share it.
+    """
+    extents, every, steps = dict(sizes), list(scopes), []
+    of: dict[str, set[int]] = {name: set() for name in extents}  # tables alive that mention a variable
+    for i, scope in enumerate(scopes):
+        for name in scope:
+            of[name].add(i)
+    alive = set(range(len(scopes)))
+
+    def joined(name: str) -> list[str]:
+        return list(dict.fromkeys(other for i in sorted(of[name]) for other in every[i]))
+
+    def entries(name: str) -> int:
+        return math.prod(extents[other] for other in joined(name))
+
+    left = {name: entries(name) for name in extents if name not in kept}
+    while left:
+        variable = min(left, key=left.__getitem__)
+        del left[variable]
+        tables = tuple(sorted(of[variable]))
+        others = [name for name in joined(variable) if name != variable]
+        steps.append(_Step(tables, (*others, variable)))
+        alive.difference_update(tables)
+        alive.add(len(every))
+        for name in others:
+            of[name].difference_update(tables)
+            of[name].add(len(every))
+        every.append(tuple(others))
+        left.update((name, entries(name)) for name in others if name in left)
+    return tuple(steps), tuple(every), tuple(sorted(alive))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 Cut = tuple[int, ...]  # first block of every stage; begins with 0
 MOST_ENUMERATED = 64
 MOST_BOUNDS = 12
+PRECISION, STEP = 1e-4, 1e-3  # of the bisection, and between limits on what the critical stage adds
 Array = NDArray[np.float64]
 
 
@@ -141,3 +142,34 @@ def _under(bound: float, times: Array, send: Array, stages: int) -> Cut | None:
         end = int(came[s, end])
         cut.append(end)
     return tuple(reversed(cut))
+
+
+def least_total(before: Array, extra: Array) -> float:
+    """The least, over cuts, of ``sum_j before_j + max_i extra_i``, from below.
+
+    Args:
+        before, extra: ``[stage, a, b]``, of blocks a..b-1 as that stage.
+    """
+    finite = extra[np.isfinite(extra)]
+    if not len(finite) or (most := _least_sum(before, extra, float(finite.max()))) == np.inf:
+        return float("inf")
+    low, high = float(finite.min()), float(finite.max())
+    while high - low > PRECISION * abs(high):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _least_sum(before, extra, middle) < np.inf else (middle, high)
+    found = np.inf  # between two limits on the extra, the sum is at least that of the upper and the extra the lower
+    while low + most < found:
+        upper = low + STEP * (abs(low) + most)
+        found = min(found, low + _least_sum(before, extra, upper))
+        low = upper
+    return float(found)
+
+
+def _least_sum(before: Array, extra: Array, limit: float) -> float:
+    """The least sum over cuts whose every stage adds at most ``limit``; infinite where there is none."""
+    count = before.shape[1]
+    reached = np.full(count + 1, np.inf)
+    reached[0] = 0.0
+    for mine, added in zip(before, extra, strict=True):
+        reached = np.where(added <= limit, reached[:-1, None] + mine, np.inf).min(axis=0)
+    return float(reached[-1])

@@ -15,12 +15,13 @@ from autopar.hardware.cluster import Cluster
 from autopar.model.capture import capture
 from autopar.model.spec import TrainingJob
 from autopar.plan import Plan
-from autopar.planner.candidate import Evaluator, Priced
+from autopar.planner.candidate import LEVELS, Evaluator, Priced
 from autopar.planner.space import Candidate, Pins, candidates, check_pins, check_settings, divisors, meshes
-from autopar.units import format_bytes
+from autopar.units import format_bytes, format_seconds
 
 Baseline = tuple[str, Plan | None, str]
 Progress = Callable[[int, int, str], None]
+_Bounded = tuple[float, int, int, Candidate]  # bound, its level, order, candidate
 
 
 @dataclass(frozen=True)
@@ -122,19 +123,22 @@ class _Search:
             The least bound over all candidates, and whether all were covered.
         """
         possible = [c for c in every if self.evaluator.may_fit(c)]
-        queue = [(self.evaluator.bound(c), 0, i, c) for i, c in enumerate(possible or every)]
+        queue = [(self.evaluator.bound(c, 0, pins), 0, i, c) for i, c in enumerate(possible or every)]
         total, done = len(queue), 0
         heapq.heapify(queue)
         proven = math.inf
         while queue:
-            bound, tightened, order, candidate = heapq.heappop(queue)
+            bound, level, order, candidate = self._next(queue, pool)
+            if math.isinf(bound):  # fewer blocks than stages
+                continue
             if bound >= pool.cutoff():
                 return min(proven, bound), True
             if time.perf_counter() > self.deadline and pool.fitting:
-                return min(proven, bound), False
-            self.progress(done, total, describe(candidate))
-            if not tightened:
-                heapq.heappush(queue, (self.evaluator.tight_bound(candidate, pins), 1, order, candidate))
+                return min(proven, bound, *(other[0] for other in queue)), False
+            self.progress(done, total, self._status(candidate, pool, min(proven, bound)))
+            if level < LEVELS:
+                tighter = max(bound, self.evaluator.bound(candidate, level + 1, pins))
+                heapq.heappush(queue, (tighter, level + 1, order, candidate))
                 continue
             done += 1
             fitted = False
@@ -144,6 +148,22 @@ class _Search:
             if fitted:  # what does not fit at all bounds nothing
                 proven = min(proven, bound)
         return proven, True
+
+    def _next(self, queue: list[_Bounded], pool: _Pool) -> _Bounded:
+        """The least bound; when half the time is gone without any plan, what is nearest to giving one."""
+        late = time.perf_counter() - self.started > (self.deadline - self.started) / 2
+        if not late or pool.fitting:
+            return heapq.heappop(queue)
+        best = min(queue, key=lambda item: (-item[1], item[0], item[2]))
+        queue.remove(best)
+        heapq.heapify(queue)
+        return best
+
+    def _status(self, candidate: Candidate, pool: _Pool, bound: float) -> str:
+        """What is looked at, the best step so far and the bound on all plans."""
+        if not pool.fitting:
+            return describe(candidate)
+        return f"{describe(candidate)}; best {format_seconds(pool.ranked()[0].seconds)}, bound {format_seconds(bound)}"
 
     def _baselines(self, pins: Pins) -> list[tuple[str, Priced | None, str]]:
         """What a person would try first, each at its best micro-batch and recomputation."""
@@ -172,6 +192,8 @@ class _Search:
         return [] if best is None else [("Megatron", *best)]
 
     def _baseline(self, pins: Pins) -> tuple[Priced | None, str]:
+        if time.perf_counter() > self.deadline:
+            return None, "not looked at within the time limit"
         every = list(candidates(self.cluster.devices, self.global_batch, pins))
         if not every:
             (mesh, *_) = (m for m in meshes(self.cluster.devices, pins) if pins.allow_mesh(m))

@@ -77,10 +77,13 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], ste
     axes.annotate("", end, start, arrowprops=style)
     if steps:
         x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+        if bend:
+            y = float(int(y))  # level with a row of operators: labels of straight arrows are between rows
         # a quadratic curve's middle lies half as far out as its control point
-        side = -bend * (end[1] - start[1]) / 2
+        side = -0.3 * bend * (end[1] - start[1]) / 2
+        place, text = ("right", x + side - 0.02) if bend else ("left", x + 0.02)  # beside the arrow, not on it
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-        axes.text(x + 0.3 * side, y, "; ".join(steps), fontsize=6, color=VERMILION, ha="center", va="center", bbox=box)
+        axes.text(text, y, "; ".join(steps), fontsize=6.5, color=VERMILION, ha=place, va="center", bbox=box)
 
 
 def _resolved(subject: Subject, kind: str | None) -> ResolvedBlock:

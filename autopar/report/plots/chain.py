@@ -14,6 +14,11 @@ from autopar.model.summary import saved_bytes
 from autopar.report.plots.style import BLUE, GREY, ORANGE, figure
 from autopar.units import format_bytes, format_count
 
+WIDTH_INCHES, ROW_INCHES = 8.0, 1.05
+LEFT, UNITS = -1.0, 2.4  # of the x axis
+EDGE = 0.4  # where skip connections leave a box
+BEND = 0.3  # of skip connections, as a part of their length
+
 
 @dataclass(frozen=True)
 class Group:
@@ -51,14 +56,16 @@ def passes(graph: OpGraph, groups: list[Group]) -> list[tuple[int, int, str]]:
 def chain(graph: OpGraph) -> Figure:
     """The blocks with parameters, forward FLOPs and saved bytes of all in a group; skip connections bend aside."""
     groups = groups_of(graph)
-    made, axes = figure(8.0, 1.2 + 1.05 * len(groups))
+    made, axes = figure(WIDTH_INCHES, 1.2 + ROW_INCHES * len(groups))
     for start, end, text in passes(graph, groups):
         _arrow(axes, start, end, text)
     for i, group in enumerate(groups):
         box: dict[str, Any] = {"boxstyle": "round,pad=0.4", "facecolor": "white", "linewidth": 1.5}
         box["edgecolor"] = ORANGE if len(group.blocks) > 1 else BLUE
-        axes.text(0, i, f"{group.title}\n{_facts(graph, group)}", fontsize=7.5, ha="center", va="center", bbox=box)
-    axes.set(xlim=(-1.2, 1.2), ylim=(len(groups) - 0.4, -0.6), xticks=[], yticks=[])
+        axes.text(
+            0, i, f"{group.title}\n{_facts(graph, group)}", fontsize=7.5, ha="center", va="center", bbox=box, zorder=3
+        )
+    axes.set(xlim=(LEFT, LEFT + UNITS), ylim=(len(groups) - 0.4, -0.6), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     axes.set_title(f"Blocks of the model, micro-batch {graph.batch_size}")
     return made
@@ -74,10 +81,12 @@ def _facts(graph: OpGraph, group: Group) -> str:
 
 def _arrow(axes: Axes, start: int, end: int, text: str) -> None:
     skips = end - start > 1
-    style: dict[str, Any] = {"arrowstyle": "->", "color": GREY, "shrinkA": 14, "shrinkB": 14}
-    style["connectionstyle"] = "arc3,rad=-0.45" if skips else "arc3"
-    axes.annotate("", (0.0, end), (0.0, start), arrowprops=style)
+    side = EDGE if skips else 0.0
+    style: dict[str, Any] = {"arrowstyle": "->", "color": GREY, "shrinkA": 14, "shrinkB": 14, "zorder": 1}
+    style["connectionstyle"] = f"arc3,rad={-BEND}" if skips else "arc3"
+    axes.annotate("", (side, end), (side, start), arrowprops=style)
     # a quadratic curve's middle lies half as far out as its control point
-    x = 0.62 if skips else 0.03
+    out = BEND * (end - start) * ROW_INCHES / 2 * UNITS / WIDTH_INCHES if skips else 0.0
+    x = side + out + 0.03
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     axes.text(x, (start + end) / 2, text, fontsize=6, color="#555555", ha="left", va="center", bbox=box)

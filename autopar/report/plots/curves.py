@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from autopar.report.plots.style import BLUE, GREY, ORANGE, figure, legend_below, thousands
+from autopar.report.plots.style import BLUE, GREY, ORANGE, beside, figure, legend_below, thousands
 
 
 def scaling(table: pd.DataFrame) -> Figure:
@@ -43,11 +43,12 @@ def sweep(table: pd.DataFrame, over: str, value: str = "tokens_per_s") -> Figure
     made, axes = figure()
     rows = table.sort_values(over)
     axes.plot(rows[over], rows[value], color=BLUE, marker="o")
-    last = None
-    for x, y, mesh in zip(rows[over], rows[value], rows["mesh"], strict=True):
-        if mesh != last:
-            axes.annotate(str(mesh), (x, y), xytext=(4, -11), textcoords="offset points", fontsize=7)
-        last = mesh
+    falls = rows[value].shift(-1) < rows[value]  # the label keeps to the side where the curve does not go on
+    changes = rows["mesh"] != rows["mesh"].shift()
+    for x, y, mesh, above in zip(
+        rows[over][changes], rows[value][changes], rows["mesh"][changes], falls[changes], strict=True
+    ):
+        beside(axes, str(mesh), x, y, above)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(rows[over]), [f"{x:g}" for x in rows[over]])
     axes.set(xlabel=_words(over), ylabel=_words(value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from autopar.report.plots.style import BLUE, GREY, figure, legend_below, thousands
+from autopar.report.plots.style import BLUE, GREY, beside, figure, legend_below, thousands
 
 LABEL = 0.06  # height of a label, as a part of the axis
 
@@ -21,7 +21,7 @@ def frontier(plans: pd.DataFrame) -> Figure:
     best = undominated(plans)
     axes.step(best["peak_reserved_gib"], best["tokens_per_s"], where="post", color=BLUE, marker="o", label="frontier")
     for mesh, memory, speed in apart(best, plans["tokens_per_s"].max() - plans["tokens_per_s"].min()):
-        axes.annotate(mesh, (memory, speed), xytext=(5, -9), textcoords="offset points", fontsize=7)
+        beside(axes, mesh, memory, speed)
     limit = float(plans["memory_limit_gib"].iloc[0])
     if limit < 2 * plans["peak_reserved_gib"].max():
         axes.axvline(limit, color="black", linestyle="--", linewidth=1, label=f"limit, {limit:.3g} GiB")

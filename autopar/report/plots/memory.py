@@ -13,13 +13,14 @@ from autopar.report.plots.style import AXES, BLUE, GREEN, MEMORY, VERMILION, fig
 from autopar.report.subject import Subject
 from autopar.units import GIB
 
+MOST_LINES = 8  # more cannot be told apart
 LINES = (BLUE, VERMILION, GREEN, *AXES.values())
 
 
 def memory(subject: Subject) -> Figure:
     """A stacked bar a rank, up to the reserved peak, and the limit as a line."""
     ranks = len(subject.estimate.stages)
-    made, axes = figure(max(5.0, 2.5 + 0.5 * ranks), 4.0)
+    made, axes = figure(min(14.0, max(5.0, 2.5 + 0.5 * ranks)), 4.0)
     parts = [memory_parts(subject, rank) for rank in range(ranks)]
     below = [0.0] * ranks
     for name, colour in MEMORY.items():
@@ -40,16 +41,21 @@ def memory(subject: Subject) -> Figure:
 
 
 def memory_over_time(subject: Subject) -> Figure:
-    """Allocated bytes of each rank through the step: what is always held, and the activations of micro-batches."""
+    """Allocated bytes of each rank (of many, some evenly chosen) through the step: what is always
+    held, and the activations of micro-batches."""
     unit, name = seconds_unit(subject.estimate.step_time_s)
     made, axes = figure()
-    for rank in range(len(subject.estimate.stages)):
+    ranks = len(subject.estimate.stages)
+    shown = sorted({round(i * (ranks - 1) / (MOST_LINES - 1)) for i in range(MOST_LINES)})
+    for rank in shown:
         times, held = held_over_time(subject, rank)
         colour = LINES[rank % len(LINES)]
         axes.step([t * unit for t in times], [b / GIB for b in held], where="post", color=colour, label=f"rank {rank}")
     axes.set(xlabel=f"time in the step [{name}]", ylabel="allocated by one device [GiB]")
     axes.set_ylim(bottom=0)
-    axes.set_title("Memory over the step")
+    axes.set_title(
+        "Memory over the step" if len(shown) == ranks else f"Memory over the step, {len(shown)} of {ranks} ranks"
+    )
     legend_below(axes)
     return made
 

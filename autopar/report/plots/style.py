@@ -59,6 +59,13 @@ def legend_below(axes: Axes) -> None:
         )
 
 
+def beside(axes: Axes, text: str, x: float, y: float, above: bool = False) -> None:
+    """A small label to the right of a point, below or above it, that lines do not run through."""
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
+    shift = (5, 5) if above else (5, -10)
+    axes.annotate(text, (x, y), xytext=shift, textcoords="offset points", fontsize=7, bbox=box, zorder=5)
+
+
 def thousands(value: float, _: object = None) -> str:
     """A tick's number with its thousands apart."""
     return f"{value:,.0f}"

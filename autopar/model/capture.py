@@ -24,6 +24,7 @@ from autopar.model.lengthen import lengthened
 from autopar.model.operator_facts import OperatorFacts, Strided, differentiable, facts_of
 from autopar.model.origin import source_line
 from autopar.model.program import ROOT, Leaf, Program
+from autopar.model.quiet import without_dumps
 from autopar.model.recording import Recording
 from autopar.model.refusals import explained, without_rule, without_value
 from autopar.model.repeats import Repeat, find_repeats, shortened
@@ -105,6 +106,7 @@ def _export(job: TrainingJob, module: nn.Module, inputs: dict[str, torch.Tensor]
         warnings.catch_warnings(),
         explained(job.source, module, inputs),
         refuse_new_buffers(module.get_submodule("model")),
+        without_dumps(),
     ):
         warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")  # LSTM
         return torch.export.export(module, (), kwargs=inputs, strict=False)

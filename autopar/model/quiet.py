@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 
-TRACER = "torch.fx.experimental.symbolic_shapes"
+TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
 @contextmanager
@@ -17,12 +17,15 @@ def without_dumps() -> Iterator[None]:
 
     What the user's own code writes to standard error appears at the end, unless tracing fails.
     """
-    logger, held = logging.getLogger(TRACER), io.StringIO()
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    held = io.StringIO()
+    loggers = [logging.getLogger(name) for name in TRACERS]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with redirect_stderr(held):
             yield
         sys.stderr.write(held.getvalue())
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import logging
-import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 
 import torch
 from torch import fx, nn
@@ -52,13 +49,8 @@ def explained(source: str, module: nn.Module, inputs: dict[str, torch.Tensor]) -
         entered.pop()
 
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-    chatter = logging.getLogger("torch._subclasses.fake_tensor")  # its own traceback of the same error
-    level = chatter.level
-    chatter.setLevel(logging.CRITICAL)
     try:
-        with redirect_stderr(io.StringIO()) as printed:  # torch prints the graph so far
-            yield
-        sys.stderr.write(printed.getvalue())
+        yield
     except AutoparError:
         raise
     except Exception as error:
@@ -71,7 +63,6 @@ def explained(source: str, module: nn.Module, inputs: dict[str, torch.Tensor]) -
             _remedy(error, inputs),
         ) from error
     finally:
-        chatter.setLevel(level)
         for hook in hooks:
             hook.remove()
 

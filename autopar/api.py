@@ -100,7 +100,9 @@ def parallelize(job: TrainingJob, plan: Plan) -> ParallelModel:
         PlanError: the plan does not belong to the model or needs another number of processes.
     """
     from autopar.runtime.parallelize import parallelize as make_parallel
+    from autopar.runtime.processes import join
 
+    join()
     return make_parallel(job, plan)
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader as dcp
 
 from autopar.errors import InputError
 from autopar.runtime.checksums import RUN, damage
@@ -92,7 +92,8 @@ def _agreed(value: _T) -> _T:
     box: list[Any] = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(box, src=0)
-    return box[0]
+    agreed: _T = box[0]
+    return agreed
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
 from autopar.errors import RunError
 from autopar.runtime.checkpoint import checkpoints, partial, state_of
@@ -60,7 +59,7 @@ class CheckpointWriter:
         self.wait()
         final, aside = self.folder / f"step-{step:08d}", self.folder / f".step-{step:08d}.partial"
         self._make(aside)
-        written = dcp.async_save(
+        written = async_save(
             state_of(self.model), checkpoint_id=str(aside), process_group=self._group, no_dist=self._group is None
         )
         assert not isinstance(written, AsyncSaveResponse)  # that is for stagers that copy in a thread

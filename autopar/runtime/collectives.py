@@ -23,7 +23,8 @@ class Redistribute(nn.Module):
         self.conversion, self.group = conversion, group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Redistribute.apply(x, self.conversion, self.group)
+        moved: torch.Tensor = _Redistribute.apply(x, self.conversion, self.group)
+        return moved
 
     def extra_repr(self) -> str:
         return f"{self.conversion.src} -> {self.conversion.dst}"

@@ -135,7 +135,7 @@ def _processes(folder: Path, world: int, threads: int) -> Iterator[list[subproce
 
 def _real(stream: Any) -> bool:
     try:
-        return stream.fileno() >= 0
+        return bool(stream.fileno() >= 0)
     except (AttributeError, OSError, ValueError):
         return False
 

@@ -25,10 +25,12 @@ def valid_label_counter(graph: OpGraph) -> Counter | None:
     if graph.nodes[graph.loss].op != "aten.cross_entropy_loss.default":
         return None
     reduction = node.args[3] if len(node.args) > 3 else node.kwargs.get("reduction", 1)
-    if reduction != 1 or graph.nodes[node.args[1].name].meta.dtype.is_floating_point:
+    target = node.args[1]
+    assert isinstance(target, fx.Node)
+    if reduction != 1 or graph.nodes[target.name].meta.dtype.is_floating_point:
         return None
     ignored = node.args[4] if len(node.args) > 4 else node.kwargs.get("ignore_index", -100)
-    labels = _labels_module(graph, node.args[1])
+    labels = _labels_module(graph, target)
     if labels is None:
         return None
     module, inputs = labels

@@ -221,7 +221,7 @@ class ParallelModel:
         pieces = {k: v.chunk(count) for k, v in shard.items()}
         total = torch.zeros((), device=self.topology.device)
         for i in range(count):
-            if self.sharded:
+            if isinstance(stage, FSDPModule):
                 stage.set_requires_gradient_sync(i == count - 1)
                 stage.set_is_last_backward(i == count - 1)
             loss = weighted(stage(**{BATCH + k: v[i] for k, v in pieces.items()}), weights[i])
@@ -232,6 +232,7 @@ class ParallelModel:
     def _pipeline(self, shard: dict[str, torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
         losses: list[torch.Tensor] = []
         named = {BATCH + key: value for key, value in shard.items()}
+        assert self.schedule is not None
         holds_last = len(self.plan.stages) - 1 in self.stages
         if holds_last:
             self.schedule.step(target=weights, losses=losses, return_outputs=False, **named)

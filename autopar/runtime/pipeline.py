@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def weighted(loss: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.where(share > 0, loss, torch.zeros_like(loss)) * share
 
 
-def make_schedule(schedule: str, stages: list[PipelineStage], micro_batches: int) -> Any:
+def make_schedule(schedule: str, stages: Sequence[PipelineStage], micro_batches: int) -> Any:
     """The schedule object; gradients are not scaled again, since the loss is already a share of the global mean.
 
     Raises:
@@ -94,6 +95,6 @@ def make_schedule(schedule: str, stages: list[PipelineStage], micro_batches: int
     try:
         if schedule in SINGLE:
             return SINGLE[schedule](stages[0], micro_batches, loss_fn=weighted, scale_grads=False)
-        return MULTI[schedule](stages, micro_batches, loss_fn=weighted, scale_grads=False)
+        return MULTI[schedule](list(stages), micro_batches, loss_fn=weighted, scale_grads=False)
     except (ValueError, RuntimeError, AssertionError) as error:
         raise PlanError(f"schedule {schedule!r} cannot run {micro_batches} micro-batches: {error}") from None

@@ -61,7 +61,7 @@ class ShardedRandom(nn.Module):
         super().__init__()
         self.function, self.place, self.devices = function, place, _devices(device)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         common = int(torch.randint(2**62, (), dtype=torch.int64))  # on the host: no wait for the device
         with torch.random.fork_rng(self.devices):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -39,7 +40,7 @@ class Stage(nn.Module):
         self,
         blocks: list[nn.Module],
         resolved: list[ResolvedBlock],
-        recompute: list[str],
+        recompute: Sequence[str],
         receives: list[str],
         sends: list[str],
         precision: torch.dtype | None = None,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import state_dict_loader as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from autopar.errors import InputError
@@ -94,7 +95,7 @@ def _check(wanted: dict[str, tuple[int, ...]], given: dict[str, tuple[int, ...] 
 
 def _stored(checkpoint: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Sizes and dtypes of a checkpoint's model tensors, by parameter name."""
-    metadata = dcp.FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata
+    metadata = FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata
     return {
         key.removeprefix(_PREFIX): (value.size, value.properties.dtype)
         for key, value in metadata.items()

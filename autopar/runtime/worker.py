@@ -6,7 +6,6 @@ Started by :mod:`autopar.runtime.launch` as ``python -m autopar.runtime.worker O
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import os
 import sys
@@ -14,17 +13,16 @@ import threading
 import time
 import traceback
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from autopar.errors import AutoparError
 from autopar.model.spec import describe, load
 from autopar.plan import Plan
 from autopar.runtime.parallelize import parallelize
+from autopar.runtime.processes import join, leave
 from autopar.runtime.trainer import Options, train
 
 
@@ -35,21 +33,11 @@ def work(plan: Plan, source: str, options: Options, timeout_s: float, init_metho
         init_method: where the processes of a local run meet, or None for torchrun's own store.
     """
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    backend = "gloo"
-    if torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", str(world))):
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        backend = "cpu:gloo,cuda:nccl"
-    if world > 1:
-        dist.init_process_group(
-            backend, init_method=init_method, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
-        )
+    join(timeout_s, init_method)
     try:
         return train(parallelize(load(source), plan), options)
     finally:
-        if dist.is_initialized():
-            gc.collect()  # a gloo thread that frees a tensor while Python finalizes would abort (pytorch#179291)
-            dist.destroy_process_group()
+        leave()
 
 
 def _die_with(parent: int) -> None:

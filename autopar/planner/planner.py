@@ -14,7 +14,7 @@ from autopar.errors import NoPlanFits
 from autopar.hardware.cluster import Cluster
 from autopar.model.capture import capture
 from autopar.model.spec import TrainingJob
-from autopar.plan import Plan
+from autopar.plan import Mesh, Plan
 from autopar.planner.candidate import LEVELS, Evaluator, Priced
 from autopar.planner.space import Candidate, Pins, candidates, check_pins, check_settings, divisors, meshes
 from autopar.units import format_bytes, format_seconds
@@ -29,7 +29,7 @@ class SearchResult:
     """What a search found.
 
     Attributes:
-        plans: best first; of each mesh and micro-batch the best plan only.
+        plans: best first; of each mesh the best plan only.
         lower_bound_s: no plan of the searched space takes fewer seconds a step.
         baselines: (name, plan or None, why not).
         rejected: (candidate in words, reason) of what was looked at and does not fit.
@@ -150,8 +150,8 @@ class _Search:
         return proven, True
 
     def _next(self, queue: list[_Bounded], pool: _Pool) -> _Bounded:
-        """The least bound; when half the time is gone without any plan, what is nearest to giving one."""
-        late = time.perf_counter() - self.started > (self.deadline - self.started) / 2
+        """The least bound; when a quarter of the time is gone without any plan, what is nearest to giving one."""
+        late = time.perf_counter() - self.started > (self.deadline - self.started) / 4
         if not late or pool.fitting:
             return heapq.heappop(queue)
         best = min(queue, key=lambda item: (-item[1], item[0], item[2]))
@@ -241,7 +241,11 @@ class _Search:
 
 
 class _Pool:
-    """The best plan of each candidate so far, and the nearest miss."""
+    """The best plan of each candidate so far, and the nearest miss.
+
+    Args:
+        top: how many meshes count as the best.
+    """
 
     def __init__(self, top: int) -> None:
         self.top = top
@@ -261,13 +265,16 @@ class _Pool:
 
     def cutoff(self) -> float:
         """Seconds that a plan must beat to be among the best."""
-        times = sorted(priced.seconds for priced in self.fitting.values())
-        return times[self.top - 1] if len(times) >= self.top else math.inf
+        best = self.ranked()
+        return best[self.top - 1].seconds if len(best) >= self.top else math.inf
 
     def ranked(self) -> list[Priced]:
-        """The best, fastest first; equally fast ones by memory, then by mesh."""
+        """The best of each mesh, fastest first; equally fast ones by memory, then by mesh."""
         key = lambda p: (p.seconds, p.estimate.peak_reserved, p.plan.mesh.describe(), p.plan.micro_batch)  # noqa: E731
-        return sorted(self.fitting.values(), key=key)[: self.top]
+        of_mesh: dict[Mesh, Priced] = {}
+        for priced in sorted(self.fitting.values(), key=key):
+            of_mesh.setdefault(priced.plan.mesh, priced)
+        return list(of_mesh.values())[: self.top]
 
     def nearest(self) -> Priced | None:
         """What misses the memory limit by least."""

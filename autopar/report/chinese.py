@@ -110,6 +110,19 @@ CHINESE = {
     "{time}{end}.": ("没有方案能低于每步 {bound}（预测）：最佳方案与之相差不超过 {gap}。搜索用时 {time}{end}。"),
     ", stopped at the time limit": "，到时限停止",
     "Plan written to {path}": "方案已写入 {path}",
+    # why not
+    "Why not {question}? The plan does that.": "为什么不用 {question}？方案正是如此。",
+    "Why not {question}? Nothing fits then: {reason}": "为什么不用 {question}？那样什么都放不下：{reason}",
+    "Why not {question}? It is as good: {plan} takes {time} a step.": (
+        "为什么不用 {question}？一样好：{plan} 每步 {time}。"
+    ),
+    "Why not {question}? The best with it ({plan}) takes {time} a step, {share} longer, mostly by {seconds} "
+    "more {part}.": (
+        "为什么不用 {question}？这样最好的方案（{plan}）每步 {time}，慢 {share}，主要因为多 {seconds} 的{part}。"
+    ),
+    "Why not {question}? It is better: {plan} takes {time} a step, {share} less, mostly by {seconds} less {part}.": (
+        "为什么不用 {question}？它更好：{plan} 每步 {time}，少 {share}，主要因为少 {seconds} 的{part}。"
+    ),
     # comparisons
     "change": "变化",
     "cluster": "集群",

@@ -115,10 +115,11 @@ def _start(module: list[str], folder: Path) -> Done:
 
 
 def program(text: str, folder: Path) -> str:
-    """Runs a Python program, under torchrun where it makes a process group; gives its standard output."""
+    """Runs a Python program, under torchrun where it trains in parallel; gives its standard output."""
     (folder / "program.py").write_text(text)
     together = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
-    done = _start(together if "init_process_group" in text else ["program"], folder)
+    parallel = "init_process_group" in text or "autopar.parallelize(" in text
+    done = _start(together if parallel else ["program"], folder)
     assert done.code == 0, done.stderr
     return done.stdout
 

@@ -35,6 +35,24 @@ def replacing(path: Path, error: type[AutoparError]) -> Iterator[Path]:
         raise error(f"cannot write {str(path)!r}: {fault.strerror or fault}", "Name a writable folder") from None
 
 
+def check_output(path: Path, what: str, folder: bool = False) -> None:
+    """Before the work rather than after it: a file, or a folder, that will be written.
+
+    Args:
+        what: the option that names it, for the message.
+        folder: it is a folder, which may not exist yet.
+
+    Raises:
+        InputError: something else has that name, or the folder of the file does not exist.
+    """
+    if folder and path.exists() and not path.is_dir():
+        raise InputError(f"{what} {str(path)!r} is a file", "Name a folder")
+    if not folder and path.is_dir():
+        raise InputError(f"{what} {str(path)!r} is a folder", "Name a file")
+    if not folder and not path.absolute().parent.is_dir():
+        raise InputError(f"{what} {str(path)!r} is in a folder that does not exist", "Make it, or write elsewhere")
+
+
 def check_ending(path: Path, *endings: str) -> None:
     """Before the work rather than after it: the name of a file to write.
 

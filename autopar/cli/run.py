@@ -24,7 +24,7 @@ def run(
     tensorboard: Annotated[str | None, typer.Option(help="Write the same numbers for TensorBoard here.")] = None,
     profile: Annotated[str | None, typer.Option(help="Write Chrome traces of three steps to this folder.")] = None,
     nonfinite: Annotated[str, typer.Option(help="At a NaN or infinite loss or gradient: stop, or skip.")] = "stop",
-    clip: Annotated[float | None, typer.Option(help="Clip the global gradient norm to this.")] = None,
+    clip: Annotated[float | None, typer.Option(min=0, help="Clip the global gradient norm to this.")] = None,
     lr_schedule: Annotated[
         str | None, typer.Option(help="constant, linear, cosine or wsd; unset, the checkpoint's, else constant.")
     ] = None,
@@ -43,6 +43,7 @@ def run(
     import json
     import os
 
+    from autopar.files import check_output
     from autopar.plan import Plan
     from autopar.runtime.launch import run as launch
     from autopar.runtime.learning_rate import LearningRate
@@ -57,6 +58,10 @@ def run(
         scaling=lr_scaling,
         reference_batch=reference_batch,
     )
+    if checkpoint_dir is not None:
+        check_output(Path(checkpoint_dir), "--checkpoint-dir", folder=True)
+    if metrics is not None:
+        check_output(Path(metrics), "--metrics")
     chosen = Plan.load(plan)
     options = Options(
         steps=steps,

@@ -20,6 +20,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 SIGNS = ("<=", ">=", "!=")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
+MOST_GLOBAL_BATCH = 2**24  # samples; schedules of more micro-batches take too long to play
 MOST_MICRO_BATCH = 64  # samples; beyond, devices are long saturated and memory only grows
 
 
@@ -250,9 +251,8 @@ def candidates(devices: int, global_batch: int, pins: Pins) -> Iterator[Candidat
         if global_batch % mesh.dp:
             continue
         local = global_batch // mesh.dp
-        for micro_batch in divisors(local):
-            if micro_batch > MOST_MICRO_BATCH and micro_batch != pins.numbers.get("micro_batch"):
-                continue
+        sizes = {*range(1, MOST_MICRO_BATCH + 1), pins.numbers.get("micro_batch", 1)}
+        for micro_batch in sorted(size for size in sizes if local % size == 0):
             candidate = Candidate(mesh, micro_batch, local // micro_batch)
             if pins.allow(candidate):
                 yield candidate
@@ -276,11 +276,13 @@ def check_settings(
     """
     if global_batch < 1:
         raise InputError(f"global batch {global_batch} is not positive", "Give the samples of one optimizer step")
+    if global_batch > MOST_GLOBAL_BATCH:
+        raise InputError(f"global batch {global_batch} is too large", f"Give at most {MOST_GLOBAL_BATCH} samples")
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision!r} is unknown", f"Use one of {', '.join(PRECISIONS)}")
     if top < 1:
         raise InputError(f"top {top} is not positive", "Ask for at least one plan")
-    if time_limit_s is not None and time_limit_s <= 0:
+    if time_limit_s is not None and not time_limit_s > 0:
         raise InputError(f"time limit {time_limit_s} is not positive", "Give seconds")
     if cluster.devices < 1:
         raise InputError(f"cluster {cluster.name!r} has no devices", "Give it at least one")

@@ -185,3 +185,25 @@ def test_debug_shows_the_traceback() -> None:
     done = autopar("--debug", "search", "nope.py", *SEARCH)
     assert done.returncode != 0
     assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--checkpoint-dir", "model.py"], "model.py"),
+        (["--metrics", "nowhere/metrics.jsonl"], "nowhere"),
+        (["--metrics", "."], "--metrics"),
+    ],
+)
+def test_a_run_that_cannot_write_does_not_start(plan: Path, words: list[str], named: str) -> None:
+    assert named in refuse("run", "plan.json", *words, cwd=plan.parent)
+
+
+@pytest.mark.parametrize("batch", [10**20, 7919000000007])
+def test_a_global_batch_beyond_reason(plan: Path, batch: int) -> None:
+    place = ["--cluster", "local-cpu-2", "--global-batch", str(batch)]
+    assert str(batch) in refuse("search", "model.py", *place, cwd=plan.parent)
+
+
+def test_a_time_limit_that_is_no_number(plan: Path) -> None:
+    assert "nan" in refuse("search", "model.py", *SEARCH, "--time-limit", "nan", cwd=plan.parent)

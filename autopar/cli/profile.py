@@ -24,7 +24,9 @@ def profile(
     device: Annotated[
         bool, typer.Option("--device", help="Common operators over many sizes, without a model.")
     ] = False,
-    micro_batch: Annotated[list[int] | None, typer.Option(help="Micro-batch size to measure; repeat for more.")] = None,
+    micro_batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Micro-batch size to measure; repeat for more.")
+    ] = None,
     budget: Annotated[float, typer.Option(help="Seconds to spend on operators.")] = 45.0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Profile to write, or to take up again.")
@@ -40,7 +42,7 @@ def profile(
 
     if sum([model is not None, collectives, device]) != 1:
         raise InputError("profile needs one of MODEL, --collectives and --device", "See 'autopar profile --help'")
-    if budget <= 0:
+    if not budget > 0:
         raise InputError(f"--budget {budget} is not positive", "Give seconds")
     where = Cluster.load(cluster)
     path = output or default_path(where)

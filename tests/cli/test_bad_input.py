@@ -207,3 +207,11 @@ def test_a_global_batch_beyond_reason(plan: Path, batch: int) -> None:
 
 def test_a_time_limit_that_is_no_number(plan: Path) -> None:
     assert "nan" in refuse("search", "model.py", *SEARCH, "--time-limit", "nan", cwd=plan.parent)
+
+
+@pytest.mark.parametrize("words", [["--micro-batch", "0"], ["--budget", "-1"], ["--budget", "nan"]])
+def test_a_measurement_of_nothing(plan: Path, words: list[str]) -> None:
+    done = autopar("profile", "model.py", *words, cwd=plan.parent)
+    assert done.returncode == 2
+    assert words[0] in done.stderr
+    assert "Traceback" not in done.stderr
